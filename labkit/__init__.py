@@ -1,0 +1,21 @@
+"""Start, break, watch and check a real Kafka cluster from a notebook.
+
+runtime   Java, jars, the cache folder      aot      caches that make JVMs start quickly
+cluster   start and break brokers           views    tables to figures
+course    exercises, hints, progress        cli      the command line
+"""
+
+import sys
+
+from labkit.errors import LabError
+
+if sys.platform == "win32":
+    raise LabError(
+        "labkit runs on Linux and macOS: its clusters are processes that it must be able to freeze",
+        "use WSL: `wsl --install` in a terminal, then follow the README there",
+    )
+
+from labkit.cluster import Cluster, connect, start
+from labkit.course import exercises
+
+__all__ = ["Cluster", "LabError", "connect", "exercises", "start"]
