@@ -15,7 +15,7 @@ if sys.platform == "win32":
         "use WSL: `wsl --install` in a terminal, then follow the README there",
     )
 
-from labkit.cluster import Cluster, connect, start
+from labkit.cluster import Cluster, EmbeddedCluster, connect, start
 from labkit.course import exercises
 
-__all__ = ["Cluster", "LabError", "connect", "exercises", "start"]
+__all__ = ["Cluster", "EmbeddedCluster", "LabError", "connect", "exercises", "start"]

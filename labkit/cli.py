@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,16 @@ def _lab(arguments: argparse.Namespace) -> None:
     first = course.lessons()[0].path.name
     ours = Path(__file__).parent / "jupyter"
     paths = [str(ours), *filter(None, [os.environ.get("JUPYTER_CONFIG_PATH")])]
+    # A terminal in JupyterLab knows the command `labkit`, as the lessons promise.
+    programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     environment = os.environ | {
         "JUPYTER_CONFIG_PATH": os.pathsep.join(paths),
+        "PATH": os.pathsep.join(programs),
         "LABKIT_WORKSPACE": str(workspace),
     }
     argv = [
         sys.executable,
+        "-P",  # a file called like one of its modules, where we happen to be, is not meant
         "-m",
         "jupyterlab",
         "--ServerApp.ip=127.0.0.1",
@@ -154,7 +159,8 @@ def _start(arguments: argparse.Namespace) -> None:
         print(repr(cluster))
         print(f"bootstrap: {cluster.bootstrap}\nCtrl-C ends it.", flush=True)
         while True:
-            signal.pause()
+            time.sleep(1)
+            cluster._lease.ask("status")  # an error once `labkit stop` has ended the cluster
     finally:
         cluster.close()
 
@@ -167,8 +173,12 @@ def _labs() -> list[dict[str, Any]]:
         lease = leases.attach(folder)
         if lease is None:
             continue
-        status = lease.ask("status")
-        lease.release()
+        try:
+            status = lease.ask("status")
+        except LabError:
+            continue  # it ended at this moment
+        finally:
+            lease.release()
         meta = status["meta"]
         if "nodes" not in meta:
             continue  # it is being planned at this moment
@@ -234,13 +244,14 @@ def _stop(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from labkit.cluster.tools import run_tool
+    from labkit.cluster.embedded import EmbeddedCluster
+    from labkit.cluster.tools import main_class
 
-    lease = _attached(arguments.name)
-    nodes = lease.ask("status")["meta"]["nodes"]
-    bootstrap = ",".join(f"127.0.0.1:{node['port']}" for node in nodes if node["port"])
+    main_class(arguments.tool)  # before reading what may never end
+    cluster = EmbeddedCluster(_attached(arguments.name), arguments.name)
     input = None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
-    print(run_tool(shlex.join([arguments.tool, *arguments.arguments]), bootstrap, input, 3600))
+    command = shlex.join([arguments.tool, *arguments.arguments])
+    print(cluster.run(command, input, timeout=3600))
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

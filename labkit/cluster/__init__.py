@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 from typing import Any
 
 from labkit import runtime
@@ -53,7 +54,8 @@ def start(
     runtime.jars()
     runtime.make_folder(leases.labs())
     folder = leases.lab_folder(name)
-    with runtime.locked(leases.labs() / "lock", "starting a cluster", timeout=120):
+    lock = leases.labs() / "lock"
+    with runtime.writing(folder), runtime.locked(lock, "starting a cluster", timeout=120):
         leases.sweep()
         cluster = _running(folder, name)
         if cluster is not None:
@@ -137,29 +139,34 @@ def connect(bootstrap: str, **security: Any) -> Cluster:
                 f"connect() takes no {key!r}{nearest(key, _SECURITY)}",
                 f"it takes: {', '.join(_SECURITY)}",
             )
+    addresses = [_address(text) for text in str(bootstrap).split(",")]
     if security.get("security_protocol", "PLAINTEXT") in ("PLAINTEXT", "SASL_PLAINTEXT"):
-        _probe(bootstrap)
+        _probe(addresses)
     cluster = Cluster(bootstrap, {_SECURITY[key]: value for key, value in security.items()})
     cluster._metadata()  # fail here, where the address was given
     return cluster
 
 
-def _probe(bootstrap: str) -> None:
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.strip().rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise LabError(f"{text!r} is not an address", "give host:port, for example localhost:9092")
+    return host.strip("[]"), int(port)
+
+
+def _probe(addresses: list[tuple[str, int]]) -> None:
     """Say at once what is wrong with an address that no Kafka client would get an answer from."""
     problems = []
-    for address in str(bootstrap).split(","):
-        host, _, port = address.strip().rpartition(":")
-        if not host or not port.isdigit():
-            raise LabError(
-                f"{address!r} is not an address", "give host:port, for example localhost:9092"
-            )
-        problem = _what_is_wrong(host.strip("[]"), int(port))
+    for host, port in addresses:
+        problem = _what_is_wrong(host, port)
         if problem is None:
             return
-        problems.append(f"{address}: {problem}")
+        problems.append(f"{host}:{port}: {problem}")
     raise LabError(
         f"cannot connect to {'; '.join(problems)}",
-        'check the address; for a TLS listener give security_protocol="SSL" and ssl_cafile=',
+        'give security_protocol="SSL" and ssl_cafile="its certificate authority\'s file.pem"'
+        if any("TLS" in problem for problem in problems)
+        else "check the address, and that a Kafka broker runs there",
     )
 
 
@@ -175,9 +182,24 @@ def _what_is_wrong(host: str, port: int) -> str | None:
         return "nothing listens there"
     except TimeoutError:
         return "it does not answer as Kafka does"
-    except OSError as error:
-        return str(error.strerror or error)
-    if answer[:1] == b"\x15":
-        return "it speaks TLS"
+    except ConnectionError:
+        answer = b""
+    except (OSError, UnicodeError) as error:
+        return str(getattr(error, "strerror", None) or error)
     # After its length, an answer repeats the number of the request: 1.
-    return None if answer[4:8] == b"\0\0\0\1" else "it does not answer as Kafka does"
+    if answer[4:8] == b"\0\0\0\1":
+        return None
+    return "it speaks TLS" if _speaks_tls(host, port) else "it does not answer as Kafka does"
+
+
+def _speaks_tls(host: str, port: int) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only: is it TLS at all?
+    try:
+        with socket.create_connection((host, port), timeout=4) as connection:
+            context.wrap_socket(connection).close()
+    except ssl.SSLError as error:
+        return "ALERT" in str(error.reason)  # as where it wants a certificate of ours
+    except OSError:
+        return False
+    return True

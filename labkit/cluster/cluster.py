@@ -18,6 +18,7 @@ from labkit.cluster.tools import Text
 from labkit.errors import LabError, nearest
 
 ANSWER_WITHIN = 4.0  # seconds: a table of what is known now is worth more than a complete one later
+KNOWN_WITHIN = 2.0  # seconds: a topic just made is known to the controller first, then to brokers
 
 
 class Cluster:
@@ -110,14 +111,16 @@ class Cluster:
                 f"no condition is called {condition!r}{nearest(condition, conditions)}",
                 f"wait for one of: {', '.join(conditions)}",
             )
-        deadline = time.monotonic() + timeout
+        begin = time.monotonic()
+        deadline = begin + timeout
         while True:
-            table = self.topics(internal=topic is None)
+            table = self.topics(internal=True)
             if topic is not None:
                 table = table[table.topic == topic]
-                if table.empty and condition != "topic":
-                    raise self._unknown_topic(topic)
-            problem = conditions[condition](table)
+            unknown = topic is not None and table.empty and condition != "topic"
+            if unknown and time.monotonic() > min(begin + KNOWN_WITHIN, deadline):
+                raise self._unknown_topic(str(topic))
+            problem = "it is unknown" if unknown else conditions[condition](table)
             if not problem:
                 return
             if time.monotonic() > deadline:
@@ -157,25 +160,19 @@ class Cluster:
     # --- how it looks -----------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        if self._closed:
-            return f"{self._name()}: closed"
-        try:
-            metadata = self._metadata()
-        except LabError as error:
-            return f"{self._name()}: {error.what}"
-        return views.cluster_summary(
-            self._nodes(metadata), self._topics(metadata, False), self._name()
-        )
+        return self._repr_mimebundle_()["text/plain"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        bundle = {"text/plain": repr(self)}
-        if not self._closed:
-            with suppress(LabError):
-                metadata = self._metadata()
-                tables = self._nodes(metadata), self._topics(metadata, False)
-                svg = views.cluster_map(*tables, title=self._name())
-                bundle |= {"text/html": svg, "image/svg+xml": svg}
-        return bundle
+        if self._closed:
+            return {"text/plain": f"{self._name()}: closed"}
+        try:
+            metadata = self._metadata()
+            tables = self._nodes(metadata), self._topics(metadata, False)
+        except LabError as error:
+            return {"text/plain": f"{self._name()}: {error.what}\n{error.to_do}"}
+        svg = views.cluster_map(*tables, title=self._name())
+        text = views.cluster_summary(*tables, self._name())
+        return {"text/plain": text, "text/html": svg, "image/svg+xml": svg}
 
     def _name(self) -> str:
         return f"Kafka cluster at {self._bootstrap}"
@@ -220,18 +217,22 @@ class Cluster:
 
     def _admin(self) -> AdminClient:
         if self._admin_client is None:
-            self._admin_client = AdminClient(
-                {
-                    "bootstrap.servers": self._bootstrap,
-                    "reconnect.backoff.ms": 20,
-                    "reconnect.backoff.max.ms": 200,
-                    "socket.connection.setup.timeout.ms": 2000,
-                    "socket.timeout.ms": 4000,
-                    "log_level": 0,  # what goes wrong we say ourselves
-                    "error_cb": lambda error: None,
-                    **self._client,
-                }
-            )
+            settings = {
+                "bootstrap.servers": self._bootstrap,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+                "socket.connection.setup.timeout.ms": 2000,
+                "socket.timeout.ms": 4000,
+                "log_level": 0,  # what goes wrong we say ourselves
+                "error_cb": lambda error: None,
+            }
+            try:
+                self._admin_client = AdminClient(settings | self._client)
+            except KafkaException as error:
+                raise LabError(
+                    f"cannot connect to {self._bootstrap}: {error.args[0].str()}",
+                    "correct the security settings",
+                ) from None
         return self._admin_client
 
     def _metadata(self) -> Any:
@@ -241,7 +242,7 @@ class Cluster:
             raise LabError(
                 f"no broker of {self._bootstrap} answered within {ANSWER_WITHIN:.0f} s "
                 f"({error.args[0].str()})",
-                "look at the cluster (just type its name); restart a broker if all are dead",
+                "check the address and the security settings, and that the cluster is well",
             ) from None
 
     def _nodes(self, metadata: Any) -> pd.DataFrame:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ import pandas as pd
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from labkit import aot, runtime
-from labkit.cluster import tools
+from labkit.cluster import complaints, tools
 from labkit.cluster.cluster import Cluster
 from labkit.cluster.lease import Lease
 from labkit.cluster.plan import Node, free_ports, plan, write_node
 from labkit.cluster.tools import Text
-from labkit.errors import LabError, nearest
+from labkit.errors import LabError
 from labkit.progress import Progress
 
 START_WITHIN = 60.0  # seconds; a loaded two-core machine takes ten
@@ -86,8 +86,10 @@ class EmbeddedCluster(Cluster):
                 )
         files: list[Path] = []
         for number, leader, replicas in zip(table.partition, table.leader, table.replicas):
-            home = broker or (replicas[0] if pd.isna(leader) else int(leader))
-            folder = self._data(self._node(home)) / f"{topic}-{number}"
+            home = replicas[0] if pd.isna(leader) else int(leader)
+            folder = (
+                self._data(self._node(home if broker is None else broker)) / f"{topic}-{number}"
+            )
             files += sorted(folder.glob("*.log"))
         return tools.segments(files)
 
@@ -100,7 +102,12 @@ class EmbeddedCluster(Cluster):
         self._check_open()
         if not self._has_majority():
             timeout = min(timeout, 10.0)  # many commands would wait a minute for a controller
-        return tools.run_tool(command, self._living_addresses(), input, timeout)
+        try:
+            return tools.run_tool(command, self._living_addresses(), input, timeout)
+        except LabError as error:
+            if "still running" in error.what and not self._has_majority():
+                raise self._no_majority(error.what) from None
+            raise
 
     # --- breaking it ------------------------------------------------------------------------------
 
@@ -111,11 +118,13 @@ class EmbeddedCluster(Cluster):
     def stop(self, broker: int) -> None:
         """Shut a broker down politely (SIGTERM): it hands its leaderships over first."""
         self._signal(broker, signal.SIGTERM, "stop", ("running",))
-        with Progress(f"Stopping {broker}"):
+        with Progress(f"Stopping broker {broker}"):
             # Without a majority of controllers a polite shutdown would wait for ever.
-            patience = 10.0 if self._has_majority(without=broker) else 1.0
-            if not self._wait(lambda: self._state(broker) == "dead", patience):
-                self._lease.ask("signal", name=_process(broker), number=signal.SIGKILL)
+            deadline = time.monotonic() + (10.0 if self._has_majority(without=broker) else 1.0)
+            while self._state(broker) != "dead":
+                if time.monotonic() > deadline:
+                    self._lease.ask("signal", name=_process(broker), number=signal.SIGKILL)
+                time.sleep(0.02)
 
     def freeze(self, broker: int) -> None:
         """Stop a broker in its tracks (SIGSTOP): it is there and does not answer."""
@@ -132,26 +141,31 @@ class EmbeddedCluster(Cluster):
             self.stop(broker)
         elif self._state(broker) == "frozen":
             self.kill(broker)
-        with Progress(f"Restarting {broker}") as progress:
+        with Progress(f"Restarting broker {broker}") as progress:
             self._spawn(node)
             self._wait_until_up([node], progress)
 
     def add_broker(self) -> int:
         """Add an empty broker and return its id."""
         self._check_open()
-        status = self._lease.ask("status")
+        if not self._has_majority():
+            raise self._no_majority("no broker can join")
+        meta = self._lease.ask("status")["meta"]
         node = Node(max(self.brokers) + 1, ("broker",), free_ports(1)[0], 0)
         nodes = [*self._nodes_by_id.values(), node]
-        meta = status["meta"]
-        write_node(self._lease.folder, node, nodes, meta["cluster_id"], meta["settings"]["config"])
         with Progress(f"Adding broker {node.id}") as progress:
             self._nodes_by_id[node.id] = node
             try:
+                with runtime.writing(self._lease.folder):
+                    config = meta["settings"]["config"]
+                    write_node(self._lease.folder, node, nodes, meta["cluster_id"], config)
                 self._spawn(node)
                 self._wait_until_up([node], progress)
             except BaseException:
                 del self._nodes_by_id[node.id]
-                self._lease.ask("signal", name=_process(node.id), number=signal.SIGKILL)
+                with suppress(LabError):  # it may not even have been spawned
+                    self._lease.ask("signal", name=_process(node.id), number=signal.SIGKILL)
+                shutil.rmtree(self._data(node), ignore_errors=True)
                 raise
         self._lease.ask("set", nodes=[asdict(n) for n in nodes])
         self._bootstrap = self._addresses()
@@ -162,36 +176,36 @@ class EmbeddedCluster(Cluster):
     def start_all(self) -> None:
         """Start what is dead, thaw what is frozen, and wait until every node is up."""
         with Progress(f"Starting {self._name()}") as progress:
-            begun = []
             for node in self._nodes_by_id.values():
                 state = self._state(node.id)
                 if state == "frozen":
                     self.thaw(node.id)
                 elif state == "dead":
                     self._spawn(node)
-                    begun.append(node)
-            self._wait_until_up(begun, progress)
+            self._wait_until_up(list(self._nodes_by_id.values()), progress)
 
     def _spawn(self, node: Node) -> None:
-        properties = str(self._lease.folder / f"node-{node.id}.properties")
-        log = self._log_file(node)
+        properties, log = f"{self._data(node)}.properties", self._log_file(node)
         log.unlink(missing_ok=True)  # the log of this life, not of the last
-        argv = runtime.jvm(HEAP, aot.flags("broker"), "kafka.Kafka", properties)
+        # Elsewhere, the libraries that it unpacks would outlive a killed broker.
+        flags = [*aot.flags("broker"), f"-Djava.io.tmpdir={self._lease.folder}"]
+        argv = runtime.jvm(HEAP, flags, "kafka.Kafka", properties)
         self._lease.ask(
             "spawn", name=_process(node.id), argv=argv, log=str(log), cwd=str(self._lease.folder)
         )
 
     def _wait_until_up(self, begun: list[Node], progress: Progress) -> None:
-        deadline = time.monotonic() + START_WITHIN
+        deadline = time.monotonic() + (START_WITHIN if self._has_majority() else 3.0)
         retried: set[int] = set()
-        waiting = {node.id: node for node in self._nodes_by_id.values()}
+        waiting = {node.id: node for node in begun}
         while waiting:
-            progress.step(f"{len(self._nodes_by_id) - len(waiting)} of {len(self._nodes_by_id)} up")
+            progress.step(f"{len(begun) - len(waiting)} of {len(begun)} up")
             status = self._lease.ask("status")["processes"]
             for node in list(waiting.values()):
                 if status[_process(node.id)]["state"] == "dead":
-                    if node.id in retried or not aot.flags("broker"):
-                        raise self._died(node)
+                    spoke = " ERROR " in self._log(node)  # then Kafka itself gave up, not the JVM
+                    if spoke or node.id in retried or not aot.flags("broker"):
+                        raise complaints.died(node.id, self._log(node), self._lease.folder)
                     retried.add(node.id)  # never let a cache be the reason
                     aot.forget()
                     self._spawn(node)
@@ -219,54 +233,32 @@ class EmbeddedCluster(Cluster):
     def _not_up(self, waiting: dict[int, Node]) -> LabError:
         ids = ", ".join(map(str, waiting))
         if not self._has_majority():
-            gone = {n.id for n in self._nodes_by_id.values() if n.is_controller} - self._answering(
-                None
-            )
-            names = ", ".join(map(str, sorted(gone)))
-            return LabError(
-                f"broker {ids} cannot join: most controllers are gone ({names})",
-                "restart the dead controllers: labkit.start() heals all of them",
-            )
+            return self._no_majority(f"broker {ids} cannot join")
         return LabError(
             f"node {ids} was not up after {START_WITHIN:.0f} s",
             "see cluster.log(...) of it; a machine under load may need labkit.start() again",
         )
 
-    def _died(self, node: Node) -> LabError:
-        text = self._log(node)
-        full = "No space left on device" in text
-        if full:
-            return LabError(
-                f"broker {node.id} died while starting: no space left at {self._lease.folder}",
-                "free some room, or set LABKIT_HOME to a folder with more",
-            )
-        words = re.search(r"ConfigException: (.+)", text)
-        if words:
-            return LabError(f"the broker refused its configuration: {words[1]}", "correct config=")
-        tail = "\n".join(text.splitlines()[-12:])
+    def _no_majority(self, what: str) -> LabError:
+        controllers = {n.id for n in self._nodes_by_id.values() if n.is_controller}
+        gone = ", ".join(map(str, sorted(controllers - self._answering(None))))
         return LabError(
-            f"broker {node.id} died while starting", f"the end of its log says why:\n{tail}"
+            f"{what}; most controllers are gone ({gone})",
+            "labkit.start() brings them back, or cluster.restart(...) one by one",
         )
 
     def check_config(self, config: dict[str, str]) -> None:
-        """Refuse names that the broker does not know: it would ignore them without a word."""
-        if not config:
-            return
-        resource = ConfigResource(ConfigResource.Type.BROKER, str(self.brokers[0]))
-        future = self._admin().describe_configs([resource], request_timeout=10)[resource]
-        known = set(future.result())
-        for key in config:
-            if key not in known and not key.startswith("listener.name."):
-                raise LabError(
-                    f"Kafka has no broker setting {key!r}{nearest(key, known)}",
-                    "correct its name in config=",
-                )
+        """Refuse names that the broker does not know."""
+        if config:
+            resource = ConfigResource(ConfigResource.Type.BROKER, str(self.brokers[0]))
+            future = self._admin().describe_configs([resource], request_timeout=10)[resource]
+            complaints.refuse_unknown(config, future.result().values())
 
     # --- processes and files ----------------------------------------------------------------------
 
     def _node(self, broker: Any) -> Node:
         self._check_open()
-        if broker not in self._nodes_by_id or isinstance(broker, bool):
+        if type(broker) is not int or broker not in self._nodes_by_id:
             raise LabError(
                 f"there is no broker {broker!r}",
                 f"this cluster has: {', '.join(map(str, self._nodes_by_id))}",
@@ -294,6 +286,16 @@ class EmbeddedCluster(Cluster):
             self._admin_client, self._asked = None, answering
         return super()._admin()
 
+    def _metadata(self) -> Any:
+        states = self._states()
+        if not any(states[broker] == "running" for broker in self.brokers):
+            told = ", ".join(f"{broker} {states[broker]}" for broker in self.brokers)
+            raise LabError(f"no broker is running: {told}", "labkit.start() brings them back")
+        try:
+            return super()._metadata()
+        except LabError as error:
+            raise error if self._has_majority() else self._no_majority(error.what) from None
+
     def _signal(self, broker: int, number: int, verb: str, allowed: tuple[str, ...]) -> None:
         self._node(broker)
         state = self._state(broker)
@@ -310,14 +312,6 @@ class EmbeddedCluster(Cluster):
         controllers = {n.id for n in self._nodes_by_id.values() if n.is_controller}
         alive = controllers & self._answering(None) - {without}
         return len(alive) * 2 > len(controllers)
-
-    def _wait(self, condition: Callable[[], bool], timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
 
     def _data(self, node: Node) -> Path:
         return self._lease.folder / f"node-{node.id}"

@@ -117,12 +117,14 @@ class Guard:
             return self._release(connection)
         *lines, self.unread[connection] = (self.unread[connection] + data).split(b"\n")
         for line in lines:
+            request = json.loads(line)
+            turn = request.pop("turn")
             try:
-                answer = self._answer(connection, json.loads(line))
+                answer = self._answer(connection, request)
             except Exception as error:  # a bad request must not take the brokers down with it
                 answer = {"error": f"{type(error).__name__}: {error}"}
             try:
-                connection.sendall(json.dumps(answer).encode() + b"\n")
+                connection.sendall(json.dumps(answer | {"turn": turn}).encode() + b"\n")
             except OSError:
                 return self._release(connection)
 

@@ -38,21 +38,25 @@ class Lease:
         self._connection.settimeout(20)
         self._lines = connection.makefile("rb")
         self._lock = threading.Lock()  # button callbacks come from threads of their own
+        self._asked = 0
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """Have the guard do something and return its status after that."""
         with self._lock:
+            self._asked += 1
+            answer: dict[str, Any] = {}
             try:
-                self._connection.sendall(json.dumps({"do": do, **request}).encode() + b"\n")
-                line = self._lines.readline()
+                request |= {"do": do, "turn": self._asked}
+                self._connection.sendall(json.dumps(request).encode() + b"\n")
+                while answer.get("turn") != self._asked:  # skip what Ctrl-C left unread
+                    answer = json.loads(self._lines.readline())
             except (OSError, ValueError):
-                line = b""
-        if not line:
-            raise LabError(
-                "this cluster is gone: its guard does not answer, and brokers end with it",
-                "start a new one with labkit.start()",
-            )
-        answer: dict[str, Any] = json.loads(line)
+                raise LabError(
+                    "this cluster is gone: its guard does not answer, and brokers end with it",
+                    "start a new one with labkit.start()",
+                ) from None
+        if "No space left" in answer.get("error", ""):
+            raise runtime.no_space(self.folder)
         if "error" in answer:
             raise LabError(
                 f"the guard could not do that: {answer['error']}",
@@ -139,6 +143,14 @@ def is_alive(folder: Path) -> bool:
 def launch(folder: Path) -> Lease:
     """Start a guard for a new lab and hold it."""
     runtime.make_folder(folder)
+    try:
+        return _launch(folder)
+    except (OSError, LabError):  # there is no guard that would remove it
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _launch(folder: Path) -> Lease:
     ours, theirs = socket.socketpair()
     with (folder / "guard.lock").open("w") as lock, theirs, (folder / "guard.log").open("w") as log:
         # Taken here and inherited by the guard: a sweep never sees the lab of a guard that starts.

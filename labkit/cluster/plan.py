@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import random
 import socket
@@ -180,6 +181,17 @@ def settings(node: Node, nodes: list[Node], config: dict[str, str]) -> dict[str,
     if node.is_controller:
         listeners.append(f"CONTROLLER://127.0.0.1:{node.controller_port}")
     voters = [f"{n.id}@127.0.0.1:{n.controller_port}" for n in nodes if n.is_controller]
+    ours = {
+        "process.roles": ",".join(node.roles),
+        "node.id": str(node.id),
+        "listeners": ",".join(listeners),
+        "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.voters": ",".join(voters),
+    } | ({"inter.broker.listener.name": "CLIENT"} if node.is_broker else {})
+    for key in config:
+        if key in ours or key in ("log.dir", "log.dirs"):
+            raise LabError(f"config= cannot set {key!r}: labkit does that itself", "leave it out")
     return (
         TEACHING
         | {
@@ -191,15 +203,7 @@ def settings(node: Node, nodes: list[Node], config: dict[str, str]) -> dict[str,
             "transaction.state.log.min.isr": "1",
         }
         | config
-        | {
-            "process.roles": ",".join(node.roles),
-            "node.id": str(node.id),
-            "listeners": ",".join(listeners),
-            "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "controller.listener.names": "CONTROLLER",
-            "controller.quorum.voters": ",".join(voters),
-        }
-        | ({"inter.broker.listener.name": "CLIENT"} if node.is_broker else {})
+        | ours
     )
 
 
@@ -221,4 +225,5 @@ def write_node(
 
 
 def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n")
+    # Java reads the file as Latin-1, and a folder may be called jürgen: JSON's escapes are Java's.
+    return json.dumps(value)[1:-1]

@@ -77,7 +77,7 @@ def main_class(name: str) -> str:
 def run_tool(command: str, bootstrap: str, input: str | None, timeout: float) -> Text:
     """Run one of Kafka's tools and return what it printed."""
     try:
-        name, *arguments = shlex.split(command)
+        name, *arguments = shlex.split(command) or [""]
     except ValueError as error:
         raise LabError(
             f"cannot read the command {command!r}: {error}", "quote it as you would in a shell"

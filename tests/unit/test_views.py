@@ -17,20 +17,25 @@ BOTH = "broker, controller"
 
 
 def nodes(*states: str, roles: str = BOTH, controllers: tuple[str, ...] = ()) -> pd.DataFrame:
-    rows = [(i, roles, f"127.0.0.1:{21000 + i}", state, i == 1 and roles == BOTH)
-            for i, state in enumerate(states, 1)]
+    rows = [
+        (i, roles, f"127.0.0.1:{21000 + i}", state, i == 1 and roles == BOTH)
+        for i, state in enumerate(states, 1)
+    ]
     rows += [(100 + i, "controller", "", state, i == 0) for i, state in enumerate(controllers)]
     return pd.DataFrame(rows, columns=["node", "roles", "address", "state", "active_controller"])
 
 
 def topics(*rows: tuple[Any, ...]) -> pd.DataFrame:
-    table = pd.DataFrame([(*row, 0, 120) for row in rows], columns=[
-        "topic", "partition", "leader", "replicas", "isr", "start", "end"])
+    table = pd.DataFrame(
+        [(*row, 0, 120) for row in rows],
+        columns=["topic", "partition", "leader", "replicas", "isr", "start", "end"],
+    )
     return table.astype({"leader": "Int64", "start": "Int64", "end": "Int64"})
 
 
-def spread(topic: str, partitions: int, brokers: int, copies: int,
-           out: tuple[int, ...] = ()) -> list[tuple[Any, ...]]:
+def spread(
+    topic: str, partitions: int, brokers: int, copies: int, out: tuple[int, ...] = ()
+) -> list[tuple[Any, ...]]:
     rows = []
     for p in range(partitions):
         replicas = [(p + i) % brokers + 1 for i in range(copies)]
@@ -65,7 +70,9 @@ def test_every_replica_is_drawn_once_and_says_what_it_is() -> None:
         f"{row['topic']} {row['partition']} on broker {broker}: "
         f"{'leader' if row['leader'] is not pd.NA and row['leader'] == broker else 'follower'}, "
         f"{'in' if broker in row['isr'] else 'out of'} sync"
-        for row in BROKEN.to_dict("records") for broker in row["replicas"]}
+        for row in BROKEN.to_dict("records")
+        for broker in row["replicas"]
+    }
     assert set(drawn) == expected
     for line, css in drawn.items():
         assert ("lk-lead" in css) == (": leader" in line)
@@ -90,8 +97,11 @@ def test_a_state_is_told_in_words_and_by_a_shape_of_its_own(state: str) -> None:
     others = [s for s in ("running", "dead") if s != state]
     svg = cluster_map(nodes(state, *others), ORDERS)
     assert state in words(svg)
-    signs = {path.get("d") for path in ET.fromstring(svg).iter(f"{SVG}path")
-             if path.get("class") == "lk-sign"}
+    signs = {
+        path.get("d")
+        for path in ET.fromstring(svg).iter(f"{SVG}path")
+        if path.get("class") == "lk-sign"
+    }
     assert len(signs) >= len({state, *others})
     said = cluster_summary(nodes(state, "running"), topics())
     assert (f"broker 1 {state}" if state != "running" else "all running") in said
@@ -150,14 +160,16 @@ def test_the_summary_has_the_tables_numbers() -> None:
         "2 topics, 7 partitions, 19 replicas, 6 out of sync.",
         "Broker 1 leads 2, follows 4; broker 2 leads 0, follows 7; broker 3 leads 4, follows 2.",
         "No leader: audit 0.",
-        "Nobody can write or read there until a replica in the ISR is back."]
+        "Nobody can write or read there until a replica in the ISR is back.",
+    ]
 
 
 def test_a_fresh_cluster_says_what_comes_next() -> None:
     for nothing in (topics(), pd.DataFrame()):
         assert cluster_summary(nodes("running"), nothing).splitlines() == [
             "1 broker, running. Active controller: broker 1.",
-            "No topics yet: create one, and its partitions appear here."]
+            "No topics yet: create one, and its partitions appear here.",
+        ]
         assert "no partitions yet" in words(cluster_map(nodes("running"), nothing))
 
 
@@ -183,8 +195,9 @@ def test_the_figure_stands_alone() -> None:
     svg = cluster_map(nodes("running", "dead", "frozen"), BROKEN)
     assert svg.count("http") == 1  # the namespace
     assert not re.search(r"<script|<image|<use|url\(|@import| id=| on\w+=", svg)
-    classes = {name for element in ET.fromstring(svg).iter()
-               for name in element.get("class", "").split()}
+    classes = {
+        name for element in ET.fromstring(svg).iter() for name in element.get("class", "").split()
+    }
     assert all(name.startswith("lk-") for name in classes)
     style = ET.fromstring(svg).findtext(f"{SVG}style") or ""
     rules = re.sub(r"\{.*?\}", "\n", style, flags=re.DOTALL).split("\n")
@@ -202,6 +215,9 @@ def test_the_text_stays_small(partitions: int, kilobytes: int) -> None:
     brokers = 3 if partitions == 6 else 9
     states = ["dead", "frozen", *["running"] * (brokers - 2)]
     table = nodes(*states, controllers=("running",) * (brokers // 9 * 5))
-    rows = [row for topic in ("orders", "payments", "shipments", "clicks")[:1 + partitions // 100]
-            for row in spread(topic, partitions, brokers, 3, out=(1, 2))]
+    rows = [
+        row
+        for topic in ("orders", "payments", "shipments", "clicks")[: 1 + partitions // 100]
+        for row in spread(topic, partitions, brokers, 3, out=(1, 2))
+    ]
     assert len(cluster_map(table, topics(*rows)).encode()) < kilobytes * 1000

@@ -1,13 +1,14 @@
-"""Tables to figures: a picture is a text made from tables alone, with no cluster behind it."""
+"""The cluster map: brokers, what each leads and follows, and who is dead or frozen."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 import pandas as pd
+
+from labkit.views.style import HUES, STYLE, marks, shorten, sign, text
 
 WIDTH, PAD, GAP = 528, 18, 12  # narrow, so that letters are still letters at 400 px
 SHOWN_WIDTH = 620  # px: the letters are then as large as the notebook's own
@@ -15,46 +16,6 @@ INSET, TILE, TILE_HEIGHT, TILE_GAP = 10, 40, 24, 6
 LABEL, BAR, BLOCK_GAP, FOOT, CONTROLLER, LINE = 17, 26, 13, 24, 46, 17
 MOST_CELLS = 54  # replicas drawn one by one; more are counted, as Kafka's own topics always are
 MOST_BLOCKS, MOST_NAMED = 32, 6  # topics over all cards; partitions in the alarm
-HUES = ("#0072b2", "#00795a", "#9c4f86", "#56698f")  # legible under white, on white and on black
-
-STYLE = """
-.lk-map{max-width:100%;height:auto;
-font-family:-apple-system,"Segoe UI",Roboto,"Liberation Sans",Arial,sans-serif}
-.lk-map text{fill:var(--jp-ui-font-color1,#1f2933);fill-opacity:1;stroke:none;font-size:11.5px}
-.lk-map .lk-say{font-size:13px}.lk-map .lk-name{font-size:13.5px;font-weight:650}
-.lk-map .lk-soft{fill:var(--jp-ui-font-color2,#5b6672)}.lk-map .lk-end{text-anchor:end}
-.lk-map .lk-code{font:11px ui-monospace,Menlo,Consolas,"Liberation Mono",monospace}
-.lk-panel{fill:var(--jp-layout-color1,#fff);stroke:var(--jp-border-color2,#d5dbe1)}
-.lk-card,.lk-track{fill:var(--jp-ui-font-color1,#1f2933);fill-opacity:.03}
-.lk-card{stroke:var(--jp-border-color1,#b8c1cb)}.lk-track{fill-opacity:.08}
-.lk-frozen>.lk-card{fill:#56b4e9;fill-opacity:.13;stroke:#3a9bd4;stroke-width:2}
-.lk-dead>.lk-card{fill:none;stroke:#d55e00;stroke-width:1.5;stroke-dasharray:6 4}
-.lk-unknown>.lk-card,.lk-starting>.lk-card{stroke-dasharray:2 3}
-.lk-dead .lk-body{opacity:.6}.lk-cross{stroke:#d55e00;stroke-width:1.5;opacity:.3}
-.lk-rule{stroke:var(--jp-border-color2,#d5dbe1)}.lk-ink{color:var(--jp-ui-font-color1,#1f2933)}
-.lk-sign{stroke-width:1.5;stroke-linecap:round;stroke-linejoin:round}
-.lk-r{fill:currentColor;fill-opacity:.15;stroke:currentColor;stroke-width:1.2;
-stroke:color-mix(in srgb,currentColor 75%,var(--jp-ui-font-color1,#1f2933))}
-.lk-lead{fill-opacity:1}.lk-out{fill:none;stroke-dasharray:3.5 2.5}
-.lk-map .lk-r text{text-anchor:middle;font-size:12.5px}
-.lk-map .lk-lead text{fill:#fff;font-weight:700}
-.lk-none,.lk-mark,.lk-bang{stroke:var(--jp-ui-font-color3,#a7b0ba);stroke-width:3;
-stroke-linecap:round;stroke-dasharray:none}
-.lk-mark{stroke:#d55e00;stroke-width:10}.lk-bang{stroke:#fff;stroke-width:1.5}
-.lk-alarm{fill:#d55e00;fill-opacity:.1;stroke:#d55e00}
-"""
-
-CROWN = "M-6 4.5V-3L-3 0 0-5 3 0 6-3V4.5Z"
-SIGNS = {  # stroke, fill, shape: one shape per state, so that no reader depends on its colour
-    "running": ("#009e73", "#009e73", "M-3.8 0a3.8 3.8 0 1 0 7.6 0a3.8 3.8 0 1 0-7.6 0"),
-    "frozen": ("#3a9bd4", "none", "M0-6V6M-5.2-3 5.2 3M-5.2 3 5.2-3M-2-5 0-3.5 2-5M-2 5 0 3.5 2 5"),
-    "dead": ("#d55e00", "none", "M-4-4 4 4M-4 4 4-4"),
-    "starting": ("#c98500", "none", "M0-4.5A4.5 4.5 0 1 1-4.5 0"),
-    "unknown": ("#8a939d", "none", "M-2.2-2.2Q-2-5 0-5 2.5-5 2.4-2.8 2.4-1.2 0 0V1.6M0 4.6V4.6"),
-    "alarm": ("#d55e00", "none", "M0-6 7 6H-7ZM0-2V2M0 4V4"),
-    "controller": ("currentColor", "none", CROWN),
-    "active controller": ("currentColor", "currentColor", CROWN),
-}
 
 
 class Node(NamedTuple):
@@ -118,11 +79,11 @@ def cluster_map(nodes: pd.DataFrame, topics: pd.DataFrame, title: str = "") -> s
 
     parts, y = [], PAD + 11.0
     if title:
-        parts.append(_text(PAD, y + 1, _shorten(title, 60), "lk-name"))
+        parts.append(text(PAD, y + 1, shorten(title, 60), "lk-name"))
         y += LINE + 3
     for sentence in _headline(everyone, partitions):
         for line in textwrap.wrap(sentence, 76):
-            parts.append(_text(PAD, y, line, "lk-say"))
+            parts.append(text(PAD, y, line, "lk-say"))
             y += LINE
     for i, node in enumerate(brokers):
         place = _place(i, columns, y, high)
@@ -132,10 +93,12 @@ def cluster_map(nodes: pd.DataFrame, topics: pd.DataFrame, title: str = "") -> s
     y += -(-len(others) // 3) * (CONTROLLER + GAP)
     lines = [line for sentence in _alarm(partitions) for line in textwrap.wrap(sentence, 76)]
     if lines:
-        parts.append(f'<rect class="lk-alarm" x="{PAD}" y="{y:g}" width="{WIDTH - 2 * PAD}" '
-                     f'height="{LINE * len(lines) + 11}" rx="7"/>')
-        parts.append(_sign("alarm", PAD + 17, y + 14))
-        parts += [_text(PAD + 34, y + 18 + LINE * i, line) for i, line in enumerate(lines)]
+        parts.append(
+            f'<rect class="lk-alarm" x="{PAD}" y="{y:g}" width="{WIDTH - 2 * PAD}" '
+            f'height="{LINE * len(lines) + 11}" rx="7"/>'
+        )
+        parts.append(sign("alarm", PAD + 17, y + 14))
+        parts += [text(PAD + 34, y + 18 + LINE * i, line) for i, line in enumerate(lines)]
         y += LINE * len(lines) + 11 + GAP
     if partitions:
         parts.append(_legend(y + 7))
@@ -144,8 +107,16 @@ def cluster_map(nodes: pd.DataFrame, topics: pd.DataFrame, title: str = "") -> s
 
 
 def _nodes(nodes: pd.DataFrame, partitions: list[Partition]) -> list[Node]:
-    known = [Node(int(row["node"]), row["roles"], row["address"], row["state"],
-                  bool(row["active_controller"])) for row in nodes.to_dict("records")]
+    known = [
+        Node(
+            int(row["node"]),
+            row["roles"],
+            row["address"],
+            row["state"],
+            bool(row["active_controller"]),
+        )
+        for row in nodes.to_dict("records")
+    ]
     # A broker that only replica lists still name has left the cluster; its replicas are shown.
     gone = {id for p in partitions for id in p.replicas} - {node.id for node in _brokers(known)}
     return sorted(known + [Node(id, "broker", "", "unknown", False) for id in gone])
@@ -156,11 +127,17 @@ def _brokers(everyone: list[Node]) -> list[Node]:
 
 
 def _partitions(topics: pd.DataFrame) -> list[Partition]:
-    rows = [Partition(row["topic"], int(row["partition"]),
-                      None if pd.isna(row["leader"]) else int(row["leader"]),
-                      list(row["replicas"]), list(row["isr"]),
-                      "" if pd.isna(row["end"]) else f"\noffsets {row['start']} to {row['end']}")
-            for row in topics.to_dict("records")]
+    rows = [
+        Partition(
+            row["topic"],
+            int(row["partition"]),
+            None if pd.isna(row["leader"]) else int(row["leader"]),
+            list(row["replicas"]),
+            list(row["isr"]),
+            "" if pd.isna(row["end"]) else f"\noffsets {row['start']} to {row['end']}",
+        )
+        for row in topics.to_dict("records")
+    ]
     # Kafka's own topics come last: a learner looks for theirs.
     return sorted(rows, key=lambda p: (p.topic.startswith("__"), p.topic, p.number))
 
@@ -181,23 +158,33 @@ def _headline(everyone: list[Node], partitions: list[Partition]) -> tuple[str, s
         if node.state != "running":
             ill.setdefault((str(node).split()[0], node.state), []).append(str(node.id))
     if ill:
-        words = [f"{kind}{'s' * bool(ids[1:])} {', '.join(ids)} {state}"
-                 for (kind, state), ids in ill.items()]
+        words = [
+            f"{kind}{'s' * bool(ids[1:])} {', '.join(ids)} {state}"
+            for (kind, state), ids in ill.items()
+        ]
         health = f": {'; '.join([f'{running} running', *words])}"
     if not partitions:
         return f"{who}{health}.", "No topics yet: create one, and its partitions appear here."
     late = sum(len(set(p.replicas) - set(p.isr)) for p in partitions)
-    return f"{who}{health}.", (f"{_count(len({p.topic for p in partitions}), 'topic')}, "
-                               f"{_count(len(partitions), 'partition')}, "
-                               f"{_count(sum(len(p.replicas) for p in partitions), 'replica')}, "
-                               f"{f'{late} out of sync' if late else 'all in sync'}.")
+    return f"{who}{health}.", (
+        f"{_count(len({p.topic for p in partitions}), 'topic')}, "
+        f"{_count(len(partitions), 'partition')}, "
+        f"{_count(sum(len(p.replicas) for p in partitions), 'replica')}, "
+        f"{f'{late} out of sync' if late else 'all in sync'}."
+    )
 
 
 def _alarm(partitions: list[Partition]) -> list[str]:
-    lost = [f"{_shorten(p.topic, 40)} {p.number}" for p in partitions if p.leader is None]
+    lost = [f"{shorten(p.topic, 40)} {p.number}" for p in partitions if p.leader is None]
     more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
-    return [f"No leader: {', '.join(lost[:MOST_NAMED])}{more}.",
-            "Nobody can write or read there until a replica in the ISR is back."] if lost else []
+    return (
+        [
+            f"No leader: {', '.join(lost[:MOST_NAMED])}{more}.",
+            "Nobody can write or read there until a replica in the ISR is back.",
+        ]
+        if lost
+        else []
+    )
 
 
 def _load(node: Node, partitions: list[Partition]) -> tuple[int, int, int]:
@@ -219,7 +206,7 @@ def _blocks(partitions: list[Partition], most: int, wide: float, y: float) -> li
     own = [name for name in topics if not name.startswith("__")]
     drawn = own if sum(len(p.replicas) for name in own for p in topics[name]) <= MOST_CELLS else []
     if len(topics) > most:
-        rest = [topics.pop(name) for name in list(topics)[most - 1:]]
+        rest = [topics.pop(name) for name in list(topics)[most - 1 :]]
         topics[f"{len(rest)} more topics"] = [p for ps in rest for p in ps]
     blocks = []
     for name, ps in topics.items():
@@ -242,69 +229,71 @@ def _place(i: int, columns: int, y: float, high: float) -> str:
     return f"{PAD + i % columns * (_wide(columns) + GAP):g} {y + i // columns * (high + GAP):g}"
 
 
-def _text(x: float, y: float, words: str, css: str = "") -> str:
-    css = f' class="{css}"' if css else ""
-    return f'<text x="{x:.4g}" y="{y:.5g}"{css}>{escape(words)}</text>'
-
-
-def _shorten(name: str, room: int) -> str:
-    # The end of a name often tells versions and regions apart, so the middle goes.
-    return name if len(name) <= room else f"{name[:room - room // 3 - 1]}…{name[-(room // 3):]}"
-
-
-def _sign(name: str, x: float, y: float) -> str:
-    stroke, fill, shape = SIGNS.get(name, SIGNS["unknown"])
-    return (f'<path class="lk-sign" stroke="{stroke}" fill="{fill}" '
-            f'transform="translate({x:g} {y:g})" d="{shape}"/>')
-
-
-def _marks(spots: Sequence[tuple[float, float]]) -> str:
-    discs = "".join(f"M{x:.4g} {y:g}h0" for x, y in spots)
-    bangs = "".join(f"M{x:.4g} {y - 2.5:g}v2.6m0 2.4v0" for x, y in spots)
-    return f'<path class="lk-mark" d="{discs}"/><path class="lk-bang" d="{bangs}"/>' * bool(spots)
-
-
 def _card(node: Node, place: str, wide: float, high: float, inside: list[str]) -> str:
     tip = ", ".join(word for word in (str(node), node.address, node.state) if word)
-    return (f'<g class="lk-ink lk-{node.state}" transform="translate({place})">'
-            f"<title>{escape(tip)}</title>"
-            f'<rect class="lk-card" width="{wide:g}" height="{high:g}" rx="9"/>'
-            f"{''.join(inside)}</g>")
+    return (
+        f'<g class="lk-ink lk-{node.state}" transform="translate({place})">'
+        f"<title>{escape(tip)}</title>"
+        f'<rect class="lk-card" width="{wide:g}" height="{high:g}" rx="9"/>'
+        f"{''.join(inside)}</g>"
+    )
 
 
 def _controller(node: Node, place: str) -> str:
-    return _card(node, place, _wide(3), CONTROLLER, [
-        _sign("active controller" if node.active else "controller", INSET + 6, 16),
-        _text(INSET + 19, 20.5, str(node), "lk-name"), _sign(node.state, INSET + 6, 33.5),
-        _text(INSET + 19, 37.5, f"{node.state}, active" if node.active else node.state)])
+    return _card(
+        node,
+        place,
+        _wide(3),
+        CONTROLLER,
+        [
+            sign("active controller" if node.active else "controller", INSET + 6, 16),
+            text(INSET + 19, 20.5, str(node), "lk-name"),
+            sign(node.state, INSET + 6, 33.5),
+            text(INSET + 19, 37.5, f"{node.state}, active" if node.active else node.state),
+        ],
+    )
 
 
-def _broker(node: Node, place: str, wide: float, high: float, head: float,
-            blocks: list[Block], partitions: list[Partition]) -> str:
+def _broker(
+    node: Node,
+    place: str,
+    wide: float,
+    high: float,
+    head: float,
+    blocks: list[Block],
+    partitions: list[Partition],
+) -> str:
     right, foot = wide - INSET, high - FOOT
-    parts = [_text(INSET, 21, str(node), "lk-name"),
-             _text(right - 14, 20.5, node.state, "lk-end"), _sign(node.state, right - 5, 16.5),
-             _text(INSET, 37, _shorten(node.address, int(wide / 7.2)), "lk-code lk-soft"),
-             f'<path class="lk-rule" d="M{INSET} {head:g}H{right:g}M{INSET} {foot:g}H{right:g}"/>']
+    parts = [
+        text(INSET, 21, str(node), "lk-name"),
+        text(right - 14, 20.5, node.state, "lk-end"),
+        sign(node.state, right - 5, 16.5),
+        text(INSET, 37, shorten(node.address, int(wide / 7.2)), "lk-code lk-soft"),
+        f'<path class="lk-rule" d="M{INSET} {head:g}H{right:g}M{INSET} {foot:g}H{right:g}"/>',
+    ]
     if "controller" in node.roles:
         role = "active controller" if node.active else "controller"
-        parts += [_sign(role, INSET + 6, 50), _text(INSET + 18, 54.5, role)]
+        parts += [sign(role, INSET + 6, 50), text(INSET + 18, 54.5, role)]
     if node.state == "dead":
-        parts.append(f'<path class="lk-cross" d="M{INSET} {head:g} {right:g} {foot:g}'
-                     f'M{INSET} {foot:g} {right:g} {head:g}"/>')
+        parts.append(
+            f'<path class="lk-cross" d="M{INSET} {head:g} {right:g} {foot:g}'
+            f'M{INSET} {foot:g} {right:g} {head:g}"/>'
+        )
     parts.append('<g class="lk-body">')
     parts += [_topic(node, i, block, wide - 2 * INSET) for i, block in enumerate(blocks)]
     words = _load_words(node, partitions) if partitions else "no partitions yet"
-    parts.append(_text(INSET, high - 8, words, "lk-soft") + "</g>")
+    parts.append(text(INSET, high - 8, words, "lk-soft") + "</g>")
     return _card(node, place, wide, high, parts)
 
 
 def _topic(node: Node, index: int, block: Block, wide: float) -> str:
-    name = _shorten(block.topic, int(wide / 6.2))
+    name = shorten(block.topic, int(wide / 6.2))
     tip = f"<title>{escape(block.topic)}</title>" if name != block.topic else ""
     inside = _tiles(node, index, block, wide) if block.cells else _bar(node, block, wide)
-    return (f'<g color="{HUES[index % len(HUES)]}" transform="translate({INSET} {block.top:g})">'
-            f'<text y="10">{escape(name)}{tip}</text>{inside}</g>')
+    return (
+        f'<g color="{HUES[index % len(HUES)]}" transform="translate({INSET} {block.top:g})">'
+        f'<text y="10">{escape(name)}{tip}</text>{inside}</g>'
+    )
 
 
 def _tiles(node: Node, index: int, block: Block, wide: float) -> str:
@@ -320,7 +309,7 @@ def _tiles(node: Node, index: int, block: Block, wide: float) -> str:
         if node.id not in p.isr:
             late.append((x + step - TILE_GAP - 2, y + 2))
     nothing = f'<path class="lk-none" d="{dots}"/>' if dots else ""
-    return "".join(tiles) + nothing + _marks(late)
+    return "".join(tiles) + nothing + marks(late)
 
 
 def _tile(node: Node, p: Partition, css: str, x: float, y: float, wide: float) -> str:
@@ -329,11 +318,15 @@ def _tile(node: Node, p: Partition, css: str, x: float, y: float, wide: float) -
         role, css = "leader", css + " lk-lead"
     if node.id not in p.isr:
         sync, css = "out of sync", css + " lk-out"
-    tip = (f"{_shorten(p.topic, 40)} {p.number} on {node}: {role}, {sync}\n"
-           f"ISR {', '.join(map(str, p.isr)) or 'empty'}{p.offsets}")
-    return (f'<g class="{css}"><title>{escape(tip)}</title><rect x="{x:.4g}" y="{y:g}" '
-            f'width="{wide:.4g}" height="{TILE_HEIGHT}" rx="5"/>'
-            f"{_text(x + wide / 2, y + 16.5, str(p.number))}</g>")
+    tip = (
+        f"{shorten(p.topic, 40)} {p.number} on {node}: {role}, {sync}\n"
+        f"ISR {', '.join(map(str, p.isr)) or 'empty'}{p.offsets}"
+    )
+    return (
+        f'<g class="{css}"><title>{escape(tip)}</title><rect x="{x:.4g}" y="{y:g}" '
+        f'width="{wide:.4g}" height="{TILE_HEIGHT}" rx="5"/>'
+        f"{text(x + wide / 2, y + 16.5, str(p.number))}</g>"
+    )
 
 
 def _bar(node: Node, block: Block, wide: float) -> str:
@@ -344,35 +337,47 @@ def _bar(node: Node, block: Block, wide: float) -> str:
             end = x + number * wide / len(block.partitions)
             parts.append(f'<path class="lk-r{css}" d="M{x:.4g} {LABEL}H{end:.4g}v10H{x:.4g}z"/>')
             x = end
-    parts.append(_text(0, LABEL + 24, _load_words(node, block.partitions), "lk-soft"))
+    parts.append(text(0, LABEL + 24, _load_words(node, block.partitions), "lk-soft"))
     if late:
-        parts += [_text(wide - 12, LABEL + 24, str(late), "lk-end"),
-                  _marks([(wide - 5, LABEL + 20)])]
+        parts += [text(wide - 12, LABEL + 24, str(late), "lk-end"), marks([(wide - 5, LABEL + 20)])]
     return "".join(parts)
 
 
 def _legend(y: float) -> str:
     parts = []
-    for x, css, words in ((18, " lk-lead", "leader"), (90, "", "follower, in sync"),
-                          (216, " lk-out", "out of sync"), (316, None, "no replica here")):
-        parts.append(f'<path class="lk-none" d="M{x + 12} {y:g}h0"/>' if css is None else
-                     f'<rect class="lk-r{css}" color="{HUES[0]}" x="{x}" y="{y - 6:g}" '
-                     'width="18" height="12" rx="3"/>')
-        parts.append(_text(x + 25, y + 4, words, "lk-soft"))
-    return "".join(parts) + _marks([(233, y - 5)])
+    for x, css, words in (
+        (18, " lk-lead", "leader"),
+        (90, "", "follower, in sync"),
+        (216, " lk-out", "out of sync"),
+        (316, None, "no replica here"),
+    ):
+        parts.append(
+            f'<path class="lk-none" d="M{x + 12} {y:g}h0"/>'
+            if css is None
+            else f'<rect class="lk-r{css}" color="{HUES[0]}" x="{x}" y="{y - 6:g}" '
+            'width="18" height="12" rx="3"/>'
+        )
+        parts.append(text(x + 25, y + 4, words, "lk-soft"))
+    return "".join(parts) + marks([(233, y - 5)])
 
 
 def _svg(parts: list[str], high: float, title: str, summary: str, blocks: list[Block]) -> str:
     # Pointing at a replica dims all but the replicas of its partition, without a script.
-    alike = [f".lk-map:has(.lk-{b}-{i}:hover) .lk-body .lk-r:not(.lk-{b}-{i})"
-             for b, block in enumerate(blocks) if block.cells
-             for i, p in enumerate(block.partitions) if len(p.replicas) > 1]
+    alike = [
+        f".lk-map:has(.lk-{b}-{i}:hover) .lk-body .lk-r:not(.lk-{b}-{i})"
+        for b, block in enumerate(blocks)
+        if block.cells
+        for i, p in enumerate(block.partitions)
+        if len(p.replicas) > 1
+    ]
     hover = f"{','.join(alike)}{{opacity:.25}}" if alike else ""
     label = quoteattr(" ".join(summary.splitlines()[:2]))
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" class="lk-map" role="img" '
-            f'aria-label={label} viewBox="0 0 {WIDTH} {high:g}" '
-            f'width="{SHOWN_WIDTH}" height="{high * SHOWN_WIDTH / WIDTH:.0f}">'
-            f"<title>{escape(title or 'Kafka cluster map')}</title><desc>{escape(summary)}</desc>"
-            f"<style>{STYLE}{hover}</style>"
-            f'<rect class="lk-panel" x=".5" y=".5" width="{WIDTH - 1}" height="{high - 1:g}" '
-            f'rx="12"/>{"".join(parts)}</svg>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="lk-map" role="img" '
+        f'aria-label={label} viewBox="0 0 {WIDTH} {high:g}" '
+        f'width="{SHOWN_WIDTH}" height="{high * SHOWN_WIDTH / WIDTH:.0f}">'
+        f"<title>{escape(title or 'Kafka cluster map')}</title><desc>{escape(summary)}</desc>"
+        f"<style>{STYLE}{hover}</style>"
+        f'<rect class="lk-panel" x=".5" y=".5" width="{WIDTH - 1}" height="{high - 1:g}" '
+        f'rx="12"/>{"".join(parts)}</svg>'
+    )
