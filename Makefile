@@ -7,7 +7,7 @@ PORT ?=
 BROWSER ?= yes
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 lab: .venv/lab  ## set up what is missing and open JupyterLab on the course (PORT=… BROWSER=no for servers)
 	@$(BIN)/labkit lab $(if $(PORT),--port $(PORT)) $(if $(filter no,$(BROWSER)),--no-browser)
