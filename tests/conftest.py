@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 _workspace = tempfile.TemporaryDirectory(prefix="labkit-tests-")
 os.environ["LABKIT_WORKSPACE"] = _workspace.name
 os.environ.setdefault("LABKIT_GRACE", "3")
+
+# A shell's background job ignores Ctrl-C, and would hand that on to the processes under test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import labkit  # noqa: E402
 
