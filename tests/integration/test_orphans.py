@@ -128,26 +128,20 @@ def test_ctrl_c_during_start_leaves_nothing():
     assert not folder.exists()
 
 
-def test_a_closed_terminal_ends_its_cluster():
+@pytest.mark.parametrize("end, code", [(signal.SIGHUP, -signal.SIGHUP), (signal.SIGINT, 130)])
+def test_a_closed_terminal_or_ctrl_c_ends_what_labkit_start_holds(end, code):
     folder = lab_folder("terminal")
     argv = [sys.executable, "-m", "labkit.cli", "start", "--brokers", "1", "--name", "terminal"]
-    process = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, env=os.environ | {"LABKIT_GRACE": str(GRACE)}
-    )
-    assert b"1 broker" in process.stdout.readline()
-    process.send_signal(signal.SIGHUP)
-    process.wait(20)
+    environment = os.environ | {"LABKIT_GRACE": str(GRACE)}
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert "1 broker" in process.stdout.readline()
+        process.send_signal(end)
+        assert process.wait(20) == code
+    finally:
+        process.kill()
     wait_until_gone(folder)
-
-
-def test_labkit_start_in_a_terminal_ends_its_cluster_with_ctrl_c():
-    folder = lab_folder("terminal")
-    argv = [sys.executable, "-m", "labkit.cli", "start", "--brokers", "1", "--name", "terminal"]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    assert "1 broker" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
-    assert not folder.exists() and not processes_of(folder)
+    assert not folder.exists()
 
 
 def test_where_no_signal_does_it_a_pipe_ends_the_process():
