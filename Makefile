@@ -1,7 +1,10 @@
 # make lab and make test are all that is needed; `make help` lists the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell command -v $(p))))
+# The newest that really runs and can make a venv: a version manager's shim may stand there with no Python behind it.
+USABLE = import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for python in $$(type -ap python3.13 python3.12 python3.11 python3); do \
+  "$$python" -c '$(USABLE)' 2>/dev/null && echo "$$python" && break; done)
 BIN := .venv/bin
 PORT ?=
 BROWSER ?= yes
@@ -52,8 +55,8 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml $(1) --universal --python-version
   --generate-hashes --no-emit-index-url --no-header --no-annotate -q
 
 .venv/bin/python:
-	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "labkit needs Python 3.11, 3.12 or 3.13, and found: $$("$(PYTHON)" --version 2>&1)"; \
+	@"$(PYTHON)" -c '$(USABLE)' 2>/dev/null || \
+	  { echo "labkit needs Python 3.11, 3.12 or 3.13 with venv, and found: $(or $(PYTHON),none)"; \
 	    echo "install one, or name it: make lab PYTHON=/path/to/python3.12"; exit 1; }
 	"$(PYTHON)" -m venv .venv
 
