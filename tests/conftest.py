@@ -16,8 +16,9 @@ _workspace = tempfile.TemporaryDirectory(prefix="labkit-tests-")
 os.environ["LABKIT_WORKSPACE"] = _workspace.name
 os.environ.setdefault("LABKIT_GRACE", "3")
 
-# A shell's background job ignores Ctrl-C, and would hand that on to the processes under test.
+# A background job ignores Ctrl-C, one under nohup a hang-up: the processes under test must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import labkit  # noqa: E402
 
