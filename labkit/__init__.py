@@ -2,7 +2,8 @@
 
 runtime   Java, jars, the cache folder      aot      caches that make JVMs start quickly
 cluster   start and break brokers           views    tables to figures
-course    exercises, hints, progress        cli      the command line
+groups    members as processes, %%spawn     course   exercises, hints, progress
+watch     Spark: who owns what, live        cli      the command line
 """
 
 import sys
@@ -17,5 +18,9 @@ if sys.platform == "win32":
 
 from labkit.cluster import Cluster, EmbeddedCluster, connect, start
 from labkit.course import exercises
+from labkit.groups import spawn
+from labkit.watch import open
 
-__all__ = ["Cluster", "EmbeddedCluster", "LabError", "connect", "exercises", "start"]
+__all__ = ["Cluster", "EmbeddedCluster", "LabError", "connect", "exercises", "open", "start"]
+
+spawn.register()

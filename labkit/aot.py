@@ -1,6 +1,7 @@
-"""AOT caches: what a JVM learned once about starting Kafka, so that it starts in half the time.
+"""AOT caches: what a JVM learned once about starting Kafka or Spark, to start in half the time.
 
-``python -m labkit.aot`` makes them, in the background and at low priority, after a first start.
+``python -m labkit.aot`` makes them, in the background and at low priority, after a first start;
+``python -m labkit.aot spark`` the one of Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from labkit import runtime
@@ -26,7 +26,7 @@ FIRST_JAVA = 25  # the first whose caches can be made in one run
 
 
 def cache_file(kind: str) -> Path | None:
-    """Return where the cache of ``broker`` or ``tool`` belongs, or None if Java has no such."""
+    """Return where the cache of a kind of JVM belongs, or None if Java has no such."""
     release = Path(runtime.java()).resolve().parents[1] / "release"
     try:
         text = release.read_text()
@@ -37,9 +37,9 @@ def cache_file(kind: str) -> Path | None:
         return None
     # A cache is of use only to the very Java, jars and flags that it was made with.
     mark = hashlib.sha256(text.encode())
-    for jar in runtime.jars():
+    for jar in runtime.jars("spark" if kind == "spark" else "kafka"):
         mark.update(f"{jar}{jar.stat().st_mtime_ns}".encode())
-    mark.update(Path(runtime.__file__).read_bytes())
+    mark.update((_session_file() if kind == "spark" else Path(runtime.__file__)).read_bytes())
     return runtime.home() / "aot" / f"{kind}-{mark.hexdigest()[:16]}.aot"
 
 
@@ -57,29 +57,66 @@ def forget() -> None:
         path.unlink(missing_ok=True)
 
 
-def missing() -> bool:
+def _session_file() -> Path:
+    return Path(__file__).parent / "watch" / "session.py"  # its flags; importing it takes long
+
+
+def missing(*kinds: str) -> bool:
     """Tell whether caches could be made that are not there."""
-    paths = [cache_file("broker"), cache_file("tool")]
+    paths = [cache_file(kind) for kind in kinds or ("broker", "tool")]
     return any(path is not None and not path.exists() for path in paths)
 
 
-def train() -> None:
-    """Run a broker and a tool once, and keep what their JVMs learned."""
+def train(spark: bool = False) -> None:
+    """Run Spark, or a broker and a tool, once, and keep what their JVMs learned."""
     folder = runtime.make_folder(runtime.home() / "aot")
     with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return  # someone else is at it
-        if not missing():
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one training at a time; what it made, we need not
+        if not missing(*(["spark"] if spark else [])):
             return
         for left in folder.glob("training-*"):
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix="training-") as work:
-            _train_in(Path(work))
+            kinds = _train_spark(Path(work)) if spark else _train_in(Path(work))
+            for kind in kinds:
+                _keep(kind, Path(work) / f"{kind}.aot")
 
 
-def _train_in(work: Path) -> None:
+def _keep(kind: str, made: Path) -> None:
+    kept = cache_file(kind)
+    if made.exists() and kept is not None:
+        for old in kept.parent.glob(f"{kind}-*.aot"):
+            old.unlink()
+        made.replace(kept)
+
+
+def _train_spark(work: Path) -> list[str]:
+    """Read some rows through Arrow, in a batch and as a stream: what a watch begins with."""
+    program = (
+        "import sys, time\n"
+        "from labkit import aot\n"
+        "aot.flags = lambda kind: ['-XX:AOTCacheOutput=' + sys.argv[1]]\n"
+        "from labkit.watch import session\n"
+        "spark = session.session(session)\n"
+        "spark.range(1000).selectExpr('id', 'cast(id as string) s').toArrow()\n"
+        "rows = spark.readStream.format('rate').load()\n"
+        "query = rows.writeStream.foreachBatch(lambda df, n: df.toArrow())\n"
+        "query = query.option('checkpointLocation', sys.argv[1] + '.work').start()\n"
+        "query.processAllAvailable(); query.stop()\n"
+        "kafka = {'kafka.bootstrap.servers': '127.0.0.1:1', 'subscribe': 'none'}\n"
+        "spark.read.format('kafka').options(**kafka).load()\n"
+        "session._process.stdin.close(); session._process.wait()"
+    )
+    argv = [sys.executable, "-c", program, str(work / "spark.aot")]
+    process = tether(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(timeout=240)
+    finally:
+        process.kill()
+    return ["spark"]
+
+
+def _train_in(work: Path) -> list[str]:
     port, controller = free_ports(2)
     node = Node(1, ("broker", "controller"), port, controller)
     properties = write_node(work, node, [node], "AAAAAAAAAAAAAAAAAAAAAA", {})
@@ -126,12 +163,7 @@ def _train_in(work: Path) -> None:
     )
     broker.send_signal(signal.SIGTERM)  # the cache is written on the way out
     broker.wait(timeout=120)
-    for kind in ("broker", "tool"):
-        made, kept = work / f"{kind}.aot", cache_file(kind)
-        if made.exists() and kept is not None:
-            for old in kept.parent.glob(f"{kind}-*.aot"):
-                old.unlink()
-            made.replace(kept)
+    return ["broker", "tool"]
 
 
 def _tool(aot: list[str], name: str, *arguments: str) -> None:
@@ -148,6 +180,5 @@ def _tool(aot: list[str], name: str, *arguments: str) -> None:
 
 if __name__ == "__main__":
     os.nice(10)
-    time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        train()
+        train(spark=sys.argv[1:] == ["spark"])

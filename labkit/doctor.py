@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import psutil
 
 from labkit import runtime
 from labkit.errors import LabError
-from labkit.progress import Progress
 
 GIB = 2**30
 
@@ -88,32 +86,11 @@ def _broker() -> str:
 
 
 def _spark() -> str:
-    program = (
-        "from pyspark.sql import SparkSession\n"
-        "spark = SparkSession.builder.master('local[1]').getOrCreate()\n"
-        "print('rows', spark.range(3).count()); spark.stop()"
-    )
-    environment = os.environ | {
-        "JAVA_HOME": str(runtime.java_home()),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    with Progress("Starting Spark"):
-        try:
-            out = subprocess.run(
-                [sys.executable, "-c", program],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=180,
-            )
-        except subprocess.TimeoutExpired:
-            raise LabError(
-                "Spark did not start within 180 s", "close other programs and try again"
-            ) from None
-    if "rows 3" not in out.stdout:
-        last = (out.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise LabError(f"Spark does not start: {last[:200]}", "run `make setup` again")
-    return f"{version('pyspark')} starts and counts"
+    from labkit.watch import session
+
+    rows = session.session(session).range(3).count()
+    session.release(session)
+    return f"{version('pyspark')} starts and counts {rows} rows"
 
 
 def _notebook() -> str:

@@ -141,34 +141,6 @@ def _checked_java(chosen: str) -> str:
     return binary
 
 
-def java_home() -> Path:
-    """Return a JAVA_HOME for Spark, whose launcher asks for a module that our Java lacks."""
-    original = Path(java()).resolve().parents[1]
-    mark = hashlib.sha256(str(original).encode()).hexdigest()[:12]
-    folder = home() / "java" / mark
-    if not (folder / "bin" / "java").exists():
-        make_folder(folder.parent)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            new = Path(temporary) / mark
-            (new / "bin").mkdir(parents=True)
-            for entry in original.iterdir():
-                if entry.name != "bin":
-                    (new / entry.name).symlink_to(entry)
-            script = new / "bin" / "java"
-            script.write_text(f"""#!/bin/sh
-# Leave out the one flag that this Java does not know.
-for argument; do
-  shift
-  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
-done
-exec "{original}/bin/java" "$@"
-""")
-            script.chmod(0o755)
-            with contextlib.suppress(OSError):  # another process was quicker
-                new.rename(folder)
-    return folder
-
-
 # --- jars -----------------------------------------------------------------------------------------
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import re
 import socket
 import ssl
+from dataclasses import asdict
 from typing import Any
 
 from labkit import runtime
-from labkit.cluster import embedded
 from labkit.cluster import lease as leases
 from labkit.cluster.cluster import Cluster
 from labkit.cluster.embedded import EmbeddedCluster
-from labkit.cluster.plan import plan
+from labkit.cluster.lease import Lease
+from labkit.cluster.plan import plan, write_node
 from labkit.errors import LabError, nearest
 
 __all__ = ["Cluster", "EmbeddedCluster", "connect", "start"]
@@ -77,10 +80,32 @@ def start(
             _held.pop(str(folder), None)
         lease = leases.launch(folder)
         try:
-            cluster = _held[str(folder)] = embedded.create(lease, name, wanted)
+            cluster = _held[str(folder)] = _create(lease, name, wanted)
         except BaseException:
             lease.end()
             raise
+    return cluster
+
+
+def _create(lease: Lease, name: str, wanted: dict[str, Any]) -> EmbeddedCluster:
+    """Make a new cluster in a lab that has just been launched."""
+    nodes = plan(wanted["brokers"], wanted["controllers"], wanted["port"])
+    cluster_id = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+    for node in nodes:
+        write_node(lease.folder, node, nodes, cluster_id, wanted["config"])
+    lease.ask(
+        "set",
+        name=name,
+        workspace=str(runtime.workspace()),
+        cluster_id=cluster_id,
+        settings=wanted,
+        nodes=[asdict(node) for node in nodes],
+        pid=os.getpid(),
+    )
+    cluster = EmbeddedCluster(lease, name)
+    cluster.start_all()
+    cluster.check_config(wanted["config"])
+    cluster._train()
     return cluster
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pandas as pd
 from confluent_kafka import KafkaException, TopicPartition
@@ -16,6 +19,12 @@ from labkit import views
 from labkit.cluster import tools
 from labkit.cluster.tools import Text
 from labkit.errors import LabError, nearest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from labkit.groups import Group
+    from labkit.watch.stream import Watch
 
 ANSWER_WITHIN = 4.0  # seconds: a table of what is known now is worth more than a complete one later
 KNOWN_WITHIN = 2.0  # seconds: a topic just made is known to the controller first, then to brokers
@@ -29,6 +38,9 @@ class Cluster:
         self._client = client or {}
         self._admin_client: AdminClient | None = None
         self._closed = False
+        self._folder: Path | None = None  # of its files, if they are within our reach
+        self._watch: Watch | None = None
+        self._groups: dict[str, Group] = {}
 
     # --- what there is ----------------------------------------------------------------------------
 
@@ -69,6 +81,28 @@ class Cluster:
         self._check_open()
         return tools.run_tool(command, self._bootstrap, input, timeout)
 
+    def spark(self) -> SparkSession:
+        """Return an ordinary SparkSession with the Kafka connector on board.
+
+        ``SPARK_MASTER`` in the environment moves it to a Spark cluster.
+        """
+        from labkit.watch import session
+
+        self._check_open()
+        made = session.session(self)
+        self._train("spark")
+        return made
+
+    def watch(self) -> Watch:
+        """Follow every group: who owns what, and how far it has read. It writes nothing."""
+        from labkit.watch.stream import Watch
+
+        self._check_open()
+        if self._watch is None or self._watch.closed:
+            self.spark()
+            self._watch = Watch(self)
+        return self._watch
+
     # --- breaking it ------------------------------------------------------------------------------
 
     def kill(self, broker: int) -> None:
@@ -94,6 +128,20 @@ class Cluster:
     def add_broker(self) -> int:
         """Add an empty broker and return its id."""
         self._cannot("add a broker")
+
+    # --- reading from it as a group ---------------------------------------------------------------
+
+    def group(self, name: str, topics: str | list[str], members: int = 2, **options: Any) -> Group:
+        """Run a consumer group whose members are processes.
+
+        ``assignor``: "range", "roundrobin" or "cooperative-sticky"; "uniform" or "range" with
+        ``protocol="consumer"``, the server-side one. ``static``: members keep their partitions over
+        a restart. ``work_ms``: how long a record takes. ``commit``: "after" the work, "before" it
+        or "auto". ``config``: settings of confluent-kafka's for every member.
+        """
+        from labkit.groups import Group  # it builds on clusters
+
+        return Group(self, name, topics, members, **options)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -182,7 +230,11 @@ class Cluster:
     def close(self) -> None:
         """Let go of the cluster; one that others run goes on."""
         self._closed = True
-        self._admin_client = None
+        if self._watch is not None:
+            self._watch.close()  # first: a stream whose cluster is gone is slow to stop
+        if "labkit.watch.session" in sys.modules:
+            sys.modules["labkit.watch.session"].release(self)
+        self._drop_admin()
 
     def __enter__(self) -> Any:
         return self
@@ -207,6 +259,12 @@ class Cluster:
             f"labkit does not run {self._bootstrap}, so it cannot {what}",
             "use a cluster from labkit.start() for that",
         )
+
+    def _train(self, *kinds: str) -> None:
+        """Have caches made that let JVMs start quicker, where a lab can do that beside its work."""
+
+    def _living_addresses(self) -> str:
+        return self._bootstrap
 
     def _unknown_topic(self, topic: str) -> LabError:
         known = sorted(self._metadata().topics)
@@ -234,6 +292,11 @@ class Cluster:
                     "correct the security settings",
                 ) from None
         return self._admin_client
+
+    def _drop_admin(self) -> None:
+        # The client, on its way out, may wait for ever for the thread of a broker that has died.
+        dropped, self._admin_client = [self._admin_client], None
+        threading.Thread(target=dropped.clear, daemon=True).start()
 
     def _metadata(self) -> Any:
         try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import shutil
 import signal
 import socket
@@ -22,7 +20,7 @@ from labkit import aot, runtime
 from labkit.cluster import complaints, tools
 from labkit.cluster.cluster import Cluster
 from labkit.cluster.lease import Lease
-from labkit.cluster.plan import Node, free_ports, plan, write_node
+from labkit.cluster.plan import Node, free_ports, write_node
 from labkit.cluster.tools import Text
 from labkit.errors import LabError
 from labkit.progress import Progress
@@ -43,6 +41,7 @@ class EmbeddedCluster(Cluster):
             for n in lease.ask("status")["meta"]["nodes"]
         }
         super().__init__(self._addresses())
+        self._folder = lease.folder
 
     def _addresses(self) -> str:
         return ",".join(n.address for n in self._nodes_by_id.values() if n.is_broker)
@@ -87,10 +86,8 @@ class EmbeddedCluster(Cluster):
         files: list[Path] = []
         for number, leader, replicas in zip(table.partition, table.leader, table.replicas):
             home = replicas[0] if pd.isna(leader) else int(leader)
-            folder = (
-                self._data(self._node(home if broker is None else broker)) / f"{topic}-{number}"
-            )
-            files += sorted(folder.glob("*.log"))
+            holder = self._node(home if broker is None else broker)
+            files += sorted((self._data(holder) / f"{topic}-{number}").glob("*.log"))
         return tools.segments(files)
 
     def log(self, broker: int, lines: int = 40) -> Text:
@@ -247,6 +244,20 @@ class EmbeddedCluster(Cluster):
             "labkit.start() brings them back, or cluster.restart(...) one by one",
         )
 
+    def _train(self, *kinds: str) -> None:
+        if aot.missing(*kinds):
+            folder = str(self._lease.folder)
+            argv = [sys.executable, "-m", "labkit.aot", *kinds]
+            with suppress(LabError):  # it may be at it already
+                self._lease.ask(
+                    "spawn",
+                    name=f"aot {kinds}",
+                    argv=argv,
+                    nice=10,
+                    log=f"{folder}/aot.log",
+                    cwd=folder,
+                )
+
     def check_config(self, config: dict[str, str]) -> None:
         """Refuse names that the broker does not know."""
         if config:
@@ -282,8 +293,9 @@ class EmbeddedCluster(Cluster):
         # A client that has a frozen broker's connection may ask just that one, and wait.
         answering = self._answering(None)
         if answering != self._asked:
+            self._drop_admin()
             self._client["bootstrap.servers"] = self._living_addresses()
-            self._admin_client, self._asked = None, answering
+            self._asked = answering
         return super()._admin()
 
     def _metadata(self) -> Any:
@@ -344,9 +356,8 @@ class EmbeddedCluster(Cluster):
             (node.id, ", ".join(node.roles), node.address, states[node.id], node.id == active)
             for node in self._nodes_by_id.values()
         ]
-        return pd.DataFrame(
-            rows, columns=["node", "roles", "address", "state", "active_controller"]
-        )
+        columns = ["node", "roles", "address", "state", "active_controller"]
+        return pd.DataFrame(rows, columns=columns)
 
     def _name(self) -> str:
         return f"Kafka cluster {self.name!r}"
@@ -360,6 +371,8 @@ class EmbeddedCluster(Cluster):
         super().close()
         try:
             if self._lease.others():
+                for group in self._groups.values():
+                    group.close()
                 return self._lease.release()
         except LabError:
             return  # gone already
@@ -368,33 +381,3 @@ class EmbeddedCluster(Cluster):
 
 def _process(node: int) -> str:
     return f"node-{node}"
-
-
-def create(lease: Lease, name: str, wanted: dict[str, Any]) -> EmbeddedCluster:
-    """Make a new cluster in a lab that has just been launched."""
-    nodes = plan(wanted["brokers"], wanted["controllers"], wanted["port"])
-    cluster_id = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
-    for node in nodes:
-        write_node(lease.folder, node, nodes, cluster_id, wanted["config"])
-    lease.ask(
-        "set",
-        name=name,
-        workspace=str(runtime.workspace()),
-        cluster_id=cluster_id,
-        settings=wanted,
-        nodes=[asdict(node) for node in nodes],
-        pid=os.getpid(),
-    )
-    cluster = EmbeddedCluster(lease, name)
-    cluster.start_all()
-    cluster.check_config(wanted["config"])
-    if aot.missing():
-        lease.ask(
-            "spawn",
-            name="aot",
-            argv=[sys.executable, "-m", "labkit.aot"],
-            nice=10,
-            log=str(lease.folder / "aot.log"),
-            cwd=str(lease.folder),
-        )
-    return cluster

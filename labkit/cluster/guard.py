@@ -101,7 +101,11 @@ class Guard:
             process.kill()  # a frozen one too: SIGKILL does not wait for SIGCONT
         for process in self.processes.values():
             process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        # In one step, so that a new lab of this name never finds half of the old one.
+        gone = self.folder.with_name(f"{self.folder.name}.ended-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self.folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _admit(self, connection: socket.socket) -> None:
         connection.setblocking(True)
