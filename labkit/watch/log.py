@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,27 +19,32 @@ if TYPE_CHECKING:
 OFFSETS = "__consumer_offsets"
 COLUMNS = ["key", "value", "timestamp", "partition", "offset"]
 
-# kafka-python's and the C client's security settings, as the Java client calls them.
-_JAVA = {
-    "security.protocol": "security.protocol",
-    "sasl.mechanism": "sasl.mechanism",
-    "ssl.ca.location": "ssl.truststore.location",
-    "ssl.key.password": "ssl.key.password",
+# The C client's security settings as the Java client calls them, and where it wants the content.
+_SAME = ("security.protocol", "sasl.mechanism", "ssl.key.password")
+_FILES = {
+    "ssl.ca.location": "ssl.truststore.certificates",
+    "ssl.certificate.location": "ssl.keystore.certificate.chain",
+    "ssl.key.location": "ssl.keystore.key",
 }
 
 
 def java_settings(client: dict[str, Any]) -> dict[str, str]:
     """Return a C client's security settings as the Java client wants them."""
-    found = {_JAVA[key]: str(value) for key, value in client.items() if key in _JAVA}
+    found = {key: str(client[key]) for key in _SAME if key in client}
+    for key, name in _FILES.items():
+        if key in client:
+            found[name] = Path(client[key]).read_text()
+            found[f"{name.rsplit('store', 1)[0]}store.type"] = "PEM"
     if "sasl.username" in client:
         module = "scram.Scram" if "SCRAM" in client.get("sasl.mechanism", "") else "plain.Plain"
-        user, password = client["sasl.username"], client.get("sasl.password", "")
+        user, password = (
+            str(client.get(key, "")).replace("\\", "\\\\").replace('"', '\\"')
+            for key in ("sasl.username", "sasl.password")
+        )
         found["sasl.jaas.config"] = (
             f"org.apache.kafka.common.security.{module}LoginModule required "
             f'username="{user}" password="{password}";'
         )
-    if "ssl.ca.location" in client:
-        found["ssl.truststore.type"] = "PEM"
     return found
 
 

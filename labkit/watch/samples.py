@@ -53,7 +53,11 @@ class Sampler:
                     self._told[name] = told
                     yield {"kind": "topic", "topic": name, "at": at, "detail": json.dumps(told)}
             for name in set(self._sizes) - set(sizes):
-                self._told = {key: v for key, v in self._told.items() if name not in (key, key[0])}
+                self._told = {
+                    key: told
+                    for key, told in self._told.items()
+                    if name != (key if isinstance(key, str) else key[0])
+                }
                 yield {"kind": "topic", "topic": name, "at": at}
             self._sizes = sizes
         places = [(t, p) for t in sorted(wanted & set(sizes)) for p in range(sizes[t])]

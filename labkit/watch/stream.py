@@ -285,5 +285,8 @@ class _Reports:
             data = file.read(4_000_000)
         self._read += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = [json.loads(line) for line in lines]
+        found = []
+        for line in lines:
+            with suppress(ValueError):  # a line that its writer's end cut short
+                found.append(json.loads(line))
         return batch_of(event | {"detail": json.dumps(event["detail"])} for event in found)
