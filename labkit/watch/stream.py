@@ -30,7 +30,7 @@ TICK = 0.2  # seconds between two looks at reports, and at the stream's health
 SAMPLE_EVERY = 0.5
 FORGET_EVERY = 60.0
 TRIGGER = "200 milliseconds"
-CURRENT_WITHIN = 20.0
+CURRENT_WITHIN = 30.0
 RETRY_AFTER = 3.0
 
 

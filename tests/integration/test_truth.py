@@ -310,7 +310,7 @@ class Schedule:
         deadline = time.monotonic() + QUIET_WITHIN
         while True:
             tool = self.wait_until_quiet()
-            self.watch.wait_until_current()
+            self.watch.wait_until_current(QUIET_WITHIN)
             ours = told(self.watch, self.name)
             if printed(self.cluster, self.name) == tool:
                 assert ours == tool, f"after {self.done}"
@@ -324,6 +324,9 @@ class Schedule:
             self.kill_python()
         if self.dead_broker is not None:
             self.restart_broker()
+        deadline = time.monotonic() + QUIET_WITHIN  # a killed member is missed after its session
+        while printed(self.cluster, self.name)[2]:
+            assert time.monotonic() < deadline, "the group does not become empty"
 
 
 def run(cluster: Any, watch: Watch, protocol: str, seed: int, steps: int, folder: Any) -> None:
@@ -335,7 +338,7 @@ def run(cluster: Any, watch: Watch, protocol: str, seed: int, steps: int, folder
             schedule.check()
     finally:
         schedule.close()
-    watch.wait_until_current()
+    watch.wait_until_current(QUIET_WITHIN)
 
     saved = labkit.open(watch.save(folder / "run.trace"))
     for name in ("offsets", "ownership", "members"):
