@@ -140,6 +140,13 @@ class Tables:
         table = pd.DataFrame(rows, columns=columns).sort_values(["group", "member"])
         return table.astype({"epoch": "Int64"}).reset_index(drop=True)
 
+    def marks(self, group: str | None = None) -> pd.DataFrame:
+        """Return group, at, kind, about: joins, faults and generations, oldest first."""
+        begin = self.now - self.window
+        rows = [(g.name, *event) for g in self._chosen(group) for event in g.events(begin)]
+        table = pd.DataFrame(rows, columns=["group", "at", "kind", "about"])
+        return table.assign(at=_times(table["at"]))
+
     def _chosen(self, group: str | None) -> list[Group]:
         groups = self._living()
         if group is None:

@@ -42,9 +42,10 @@ class Group:
     position: dict[Place, list[Any]] = field(default_factory=dict)  # offset, member
     # Who has a partition now: member (or None: nobody) to [since, the last sign of its work].
     owners: dict[Place, dict[str | None, list[int]]] = field(default_factory=dict)
-    past: list[list[Any]] = field(default_factory=list)  # place, member, since, last sign, until
+    past: dict[Place, list[list[Any]]] = field(default_factory=dict)  # member, since, sign, until
     # What members and their parents reported: at, kind, and the places it is about, if not all.
     reports: dict[str, list[list[Any]]] = field(default_factory=dict)
+    marks: list[list[Any]] = field(default_factory=list)  # at, what happened, member or epoch
     read: int = -1  # the place in the log of the newest record about members
     clock: int = 0  # its time, which never goes back, as brokers' clocks may
 
@@ -68,11 +69,9 @@ class Group:
             if span[0] <= at:
                 span[1] = max(span[1], at)
                 continue
-            for past in reversed(self.past):  # the commit was held up by an open transaction
-                if past[4] <= at:
-                    break
-                if past[0] == place and past[2] <= at:
-                    past[3] = max(past[3], at)
+            for past in self.past.get(place, []):  # it was held up by an open transaction
+                if past[1] <= at < past[3]:
+                    past[2] = max(past[2], at)
 
     def generation(self, epoch: int | None, detail: dict[str, Any] | None, at: int) -> None:
         """Note a generation of the classic protocol: everyone's partitions at once."""
@@ -84,6 +83,11 @@ class Group:
                 if (m["id"] in old) == kept:
                     name = old[m["id"]].name if kept else self._new_name(m["id"], m["client"])
                     self.members[m["id"]] = Member(name, m["client"], m["host"], epoch)
+        self.marks.append([at, "generation", str(epoch)] if detail else [at, "deleted", ""])
+        for id in {*old, *self.members} - ({*old} & {*self.members}):
+            joined = id in self.members
+            name = (self.members if joined else old)[id].name
+            self.marks.append([at, "joined" if joined else "gone", name])
         owned: dict[Place, set[str | None]] = {place: set() for place in self.owners}
         for m in members:
             for topic, partitions in m["assigned"].items():
@@ -123,7 +127,8 @@ class Group:
         self.protocol = protocol
         if detail is None:
             self.current(id, None, None, at)
-            self.members.pop(id, None)
+            if id in self.members:
+                self.marks.append([at, "gone", self.members.pop(id).name])
         elif id not in self.members or not self.members[id].client:
             member = self.members.setdefault(id, Member(id, "", ""))
             member.client, member.host = detail["client"], detail["host"]
@@ -131,6 +136,7 @@ class Group:
                 if member.name in owners:
                     owners[self._new_name(id, member.client)] = owners.pop(member.name)
             member.name = self._new_name(id, member.client)
+            self.marks.append([at, "joined", member.name])
 
     def lose(self, places: list[Place], at: int) -> None:
         """Note that partitions are no more."""
@@ -149,7 +155,7 @@ class Group:
         for name in only or list(owners):
             span = owners.pop(name, None)
             if span is not None and span[0] < at:
-                self.past.append([place, name, *span, at])
+                self.past.setdefault(place, []).append([name, *span, at])
 
     # --- reports ----------------------------------------------------------------------------------
 
@@ -169,7 +175,7 @@ class Group:
 
     def spans(self, names: dict[str, str], begin: int) -> Iterator[Row]:
         """Yield topic, partition, member, since, until, state: the history of every partition."""
-        spans = [span for span in self.past if span[4] > begin]
+        spans = [[p, *span] for p, past in self.past.items() for span in past if span[3] > begin]
         for place, owners in self.owners.items():
             spans += [[place, member, *span, None] for member, span in owners.items()]
         spans = [[(names.get(topic, topic), p), *span] for (topic, p), *span in spans]
@@ -189,6 +195,16 @@ class Group:
                 last = [*place, *row]
         if last:
             yield tuple(last)
+
+    def events(self, begin: int) -> list[list[Any]]:
+        """Return at, what happened, and to which member or epoch, since a moment, in order."""
+        faults = [
+            [at, kind, member]
+            for member, reports in self.reports.items()
+            for at, kind, places in reports
+            if places is None and kind != "started"
+        ]
+        return sorted(event for event in [*self.marks, *faults] if event[0] > begin)
 
     def _split(
         self, place: Place, member: str | None, since: int, sign: int, until: int | None
@@ -240,8 +256,10 @@ class Group:
 
     def forget(self, begin: int) -> None:
         """Drop the history before a moment, but for what the rest of it needs to be told."""
-        self.past = [span for span in self.past if span[4] > begin]
-        spans = [(member, since) for _, member, since, _, _ in self.past]
+        kept = {p: [span for span in past if span[3] > begin] for p, past in self.past.items()}
+        self.past = {place: past for place, past in kept.items() if past}
+        self.marks = [mark for mark in self.marks if mark[0] > begin]
+        spans = [(member, since) for past in self.past.values() for member, since, _, _ in past]
         spans += [(m, span[0]) for owners in self.owners.values() for m, span in owners.items()]
         oldest: dict[str | None, int] = {}
         for name, since in spans:
@@ -249,8 +267,8 @@ class Group:
         for member, reports in self.reports.items():
             since = oldest.get(member, begin)
             fault = self.fault_of(member, since) or "started"
-            kept = [report for report in reports if report[0] >= since]
-            self.reports[member] = [[since - 1, fault, None], *kept]
+            later = [report for report in reports if report[0] >= since]
+            self.reports[member] = [[since - 1, fault, None], *later]
 
 
 def _after(kind: str, state: str) -> str:
@@ -291,11 +309,12 @@ def fold(
         group.member("share", str(member), detail, at)
     elif kind in ("epoch", "share epoch"):
         group.epoch = epoch
+        group.marks.append([at, "epoch", str(epoch)])
     elif member is not None and not kind.endswith("target") and kind != "regular expression":
         group.report(kind, member, detail, at)
 
 
-_BY_PLACE = ("committed", "position", "owners")
+_BY_PLACE = ("committed", "position", "owners", "past")
 
 
 def dump(group: Group) -> dict[str, Any]:
@@ -313,7 +332,6 @@ def load(told: dict[str, Any]) -> Group:
     told["owners"] = [(place, dict(owners)) for place, owners in told["owners"]]
     for name in _BY_PLACE:
         told[name] = {tuple(place): value for place, value in told[name]}
-    told["past"] = [[tuple(place), *rest] for place, *rest in told["past"]]
     told["reports"] = {
         member: [[at, kind, places and [tuple(p) for p in places]] for at, kind, places in reports]
         for member, reports in told["reports"].items()

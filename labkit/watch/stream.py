@@ -26,7 +26,7 @@ from labkit.watch.tail import Tail
 if TYPE_CHECKING:
     from labkit.cluster.cluster import Cluster
 
-TICK = 0.2  # seconds between two looks at reports, and at the stream's health
+TICK = 0.1  # seconds between two looks at reports, and at the stream's health
 SAMPLE_EVERY = 0.5
 FORGET_EVERY = 60.0
 TRIGGER = "200 milliseconds"
@@ -52,6 +52,7 @@ class Watch:
         self._stream_problem: LabError | None = None  # why Spark cannot read, as long as it cannot
         self._retry_at = 0.0
         self._caught_up = False
+        self._hurry = 0  # rounds that someone waits for
         self._rounds = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="labkit-watch", daemon=True)
@@ -94,17 +95,21 @@ class Watch:
         """Wait until all that was in the offsets topic at the call, and a new sample, are in."""
         if self.closed:
             raise LabError("this watch is closed", "open a new one with cluster.watch()")
-        rounds, deadline = self._rounds + 2, time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         ends: dict[int, int] | None = None
+        rounds: int | None = None
         while True:
             if ends is None:
                 with suppress(LabError):
                     ends = self._sampler.committed_ends()
-            if ends is not None and self._rounds >= rounds:
+            elif rounds is None:
                 read = self._read_up_to() if ends else {}
                 if all(read.get(partition, 0) >= end for partition, end in ends.items()):
-                    self._caught_up = True
-                    return
+                    # Then a sample of all that the groups named; the one under way may not be.
+                    rounds, self._hurry = self._rounds + 2, 2
+            elif self._rounds >= rounds:
+                self._caught_up = True
+                return
             if self._stream_problem is not None:
                 raise self._stream_problem
             if time.monotonic() > deadline:
@@ -163,8 +168,9 @@ class Watch:
         while not self._closing.wait(TICK):
             try:
                 self._take(reports.read())
-                if time.monotonic() - sampled >= SAMPLE_EVERY:
+                if self._hurry > 0 or time.monotonic() - sampled >= SAMPLE_EVERY:
                     sampled = time.monotonic()
+                    self._hurry -= 1
                     self._sample()
                     self._look_after_query()
                     self._rounds += 1

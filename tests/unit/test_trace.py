@@ -163,15 +163,6 @@ def test_a_place_that_cannot_be_written_is_said_so_and_nothing_is_left(tmp_path)
     assert (tmp_path / "file").read_text() == "mine" and not os.listdir(tmp_path / "folder")
 
 
-def test_a_folder_that_may_not_be_written_is_said_so(tmp_path):
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
-    if os.access(closed, os.W_OK):
-        pytest.skip("root may write anywhere")
-    cannot_save(closed / "run.trace")
-    assert not os.listdir(closed)
-
-
 def test_an_interrupted_save_leaves_the_old_trace_and_nothing_else(tmp_path, saved, monkeypatch):
     before = saved.read_bytes()
 
