@@ -21,7 +21,7 @@ class Progress:
         self._done = threading.Event()
         self._printed = 0
         self._handle: Any = None
-        self._notebook = _in_notebook()
+        self._notebook = in_notebook()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Progress:
@@ -67,7 +67,8 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
+    """Tell whether this process is the kernel of a notebook."""
     # Only a kernel can update an output in place; asking must not import IPython for the others.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None

@@ -232,6 +232,8 @@ class Cluster:
         self._closed = True
         if self._watch is not None:
             self._watch.close()  # first: a stream whose cluster is gone is slow to stop
+        for group in self._groups.values():
+            group._asker.close()
         if "labkit.watch.session" in sys.modules:
             sys.modules["labkit.watch.session"].release(self)
         self._drop_admin()

@@ -1,7 +1,6 @@
 """Consumer groups whose members are processes, and cells that run as programs of their own."""
 
-from labkit.groups.group import Group
-from labkit.groups.predictions import Prediction
+from labkit.groups.group import Group, Prediction
 from labkit.groups.spawn import Program
 
 __all__ = ["Group", "Prediction", "Program"]

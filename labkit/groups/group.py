@@ -7,23 +7,57 @@ import re
 import signal
 import sys
 import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pandas as pd
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from labkit.cluster.cluster import Cluster
 from labkit.cluster.embedded import EmbeddedCluster
 from labkit.cluster.tools import Text
 from labkit.errors import LabError, nearest
-from labkit.groups import options, reports, resets, stability
-from labkit.groups.heard import Heard, Partition
-from labkit.groups.predictions import Prediction
-from labkit.groups.process import Process, free, wait_until
+from labkit.groups import reports
+from labkit.groups.asker import Asker
+from labkit.groups.options import Target, check, place_to_reset_to, settings, target
+from labkit.groups.spawn import Process, end_all, wait_until
+from labkit.views.live import View, show_group
+
+Partition = tuple[str, int]
+Described = dict[str, tuple[str, set[Partition], set[Partition]]]  # by id: client, has, shall
 
 LOOK_AGAIN = "look at the group (just type its name), or give more time with timeout="
+
+
+class Prediction:
+    """A guess of who will own which partition; show it to see what has come of it."""
+
+    def __init__(self, guess: dict[Partition, str], before: Described) -> None:
+        self.guess, self._before = guess, before
+        self.actual: dict[Partition, str] | None = None  # who owned what after the rebalance
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The guess as a table: partition, predicted, and after a rebalance actual and right."""
+        rows = [(_name(place), member) for place, member in self.guess.items()]
+        table = pd.DataFrame(rows, columns=["partition", "predicted"])
+        if self.actual is not None:
+            table["actual"] = [self.actual.get(place, "nobody") for place in self.guess]
+            table["right"] = table.actual == table.predicted
+        return table
+
+    def __repr__(self) -> str:
+        waiting = "\nwaiting for the next rebalance" if self.actual is None else ""
+        return self.table.to_string(index=False) + waiting
+
+    def _compare(self, members: Described) -> None:
+        if self.actual is None and members != self._before:
+            self.actual = _owners(members)
 
 
 class Group:
@@ -42,55 +76,46 @@ class Group:
         work_ms: float = 100,
         commit: str = "after",
         config: dict[str, Any] | None = None,
-        **unknown: Any,
     ) -> None:
         cluster._check_open()
         if not isinstance(cluster, EmbeddedCluster):
             cluster._cannot("run a group's members")
-        options.check(name, protocol, assignor, static, commit, config, unknown)
-        options.check_count(members, 0)
-        assignor = assignor or options.ASSIGNORS[protocol][0]
-        self.name, self.topics = name, options.check_topics(cluster, topics)
-        self._cluster, self._lease = cluster, cluster._lease
-        self._static, self._commit = static, commit
-        self._work_ms = {"": options.milliseconds("work_ms", work_ms)}
-        self._lock, self._closed = threading.RLock(), False
+        self.name, self.topics = name, [topics] if isinstance(topics, str) else topics
+        check(name=name, topics=self.topics, members=members, work_ms=work_ms)
+        own = {"bootstrap.servers": cluster.bootstrap, "group.id": name}
+        self._settings = own | settings(protocol, assignor, commit) | (config or {})
+        for topic in self.topics:
+            cluster.wait_for("leaders", topic)
+        self._static, self._commit, self._work_ms = static, commit, {"": work_ms}
+        self._cluster, self._lease, self._closed = cluster, cluster._lease, False
         self._members: dict[str, Process] = {}
-        self._leaving: set[str] = set()  # those that we end ourselves, at this moment
-        self._ended: dict[str, str] = {}  # the dead ones, and why if by themselves
-        self._targets: dict[Partition, int] = {}  # of a reset that members are carrying out
+        self._ended: set[str] = set()  # members whose end has been reported
+        self._owned: dict[str, set[Partition]] = {}  # as members report it
+        self._reset: set[Partition] = set()  # as members report it
         self._predictions: list[Prediction] = []
-        self._settings = options.settings(
-            cluster.bootstrap, name, protocol, assignor, commit, config or {}
-        )
+        self._asker = Asker()
+        self._lock = threading.Lock()  # button callbacks come from threads of their own
+        self._own_name = re.compile(rf"{re.escape(name)}-[1-9]\d*")
         if name in cluster._groups:
             cluster._groups[name].close()
-        ours = re.compile(rf"member-{re.escape(name)}-\d+")
-        running = [n for n in self._lease.ask("status")["processes"] if ours.fullmatch(n)]
-        free(self._lease, running, f"the group {name!r}")
-        self._heard = Heard(self._lease.folder, name)
         cluster._groups[name] = self
-        try:
-            self.add(members)
-        except BaseException:
-            self.close()
-            raise
+        end_all(self._lease, f"member-{self._own_name.pattern}")
+        self._reports, self._unread = (self._lease.folder / "reports.jsonl").open("a+b"), b""
+        self._tell([])
+        self.add(members)
 
     # --- what there is ----------------------------------------------------------------------------
 
     @property
     def members(self) -> pd.DataFrame:
-        """A table of the members: member, pid, state (running, frozen, dead, failed), partitions.
-
-        The partitions are those that the member itself has last reported as its own.
-        """
-        self._check_open()
-        processes = self._refresh()
+        """A table: member, pid, state (running, frozen, dead, failed), partitions as it reports."""
+        self._begin()
         rows = []
-        for name in self._members:
-            status = processes[f"member-{name}"]
-            state = "failed" if self._ended.get(name) else status["state"]
-            rows.append((name, status["pid"], state, [f"{t}-{p}" for t, p in self._own(name)]))
+        for name, process in self._members.items():
+            state = process.state
+            own = sorted(self._owned[name]) if state in ("running", "frozen") else []
+            rows.append((name, process.pid, state, [_name(place) for place in own]))
+        self._refresh()  # so that a death is reported before it is shown
         return pd.DataFrame(rows, columns=["member", "pid", "state", "partitions"])
 
     def source(self) -> Text:
@@ -100,73 +125,57 @@ class Group:
     def __repr__(self) -> str:
         if self._closed or self._cluster._closed:
             return f"consumer group {self.name!r}: closed"
-        try:
-            table = self.members
-        except LabError as error:
-            return f"consumer group {self.name!r}: {error.what}\n{error.to_do}"
-        table["partitions"] = [", ".join(partitions) for partitions in table.partitions]
-        why = [f"\n{name} failed:\n{text}" for name, text in self._ended.items() if text]
-        topics = ", ".join(self.topics)
-        head = f"consumer group {self.name!r}, reading {topics}:\n"
+        table = self.members
+        table["partitions"] = table.partitions.map(", ".join)
+        head = f"consumer group {self.name!r}, reading {', '.join(self.topics)}:\n"
+        failed = [p for p in self._members.values() if p.state == "failed"]
+        why = [f"\n{process.name} failed:\n{process.output}" for process in failed]
         return head + table.to_string(index=False) + "".join(why)
 
     # --- breaking it ------------------------------------------------------------------------------
 
     def add(self, members: int | str = 1) -> None:
         """Start so many new members, or a dead one again, given by its name."""
-        self._begin()
         if isinstance(members, str):
-            if self._process(members).alive:
+            if self._begin(members).alive:
                 raise LabError(f"{members!r} is running already", "add() without a name adds one")
-            with self._lock:
-                return self._start(members)
-        options.check_count(members, len(self._members) - len(self._ended))
+            return self._start(members)
+        self._begin()
+        check(members=members)
         for _ in range(members):
-            with self._lock:
-                self._start(f"{self.name}-{len(self._members) + 1}")
+            self._start(f"{self.name}-{len(self._members) + 1}")
 
     def _start(self, name: str) -> None:
-        process = self._members.get(name) or Process(self._lease, f"member-{name}", name)
         instance = {"group.instance.id": name} if self._static else {}
-        given = {
-            "folder": str(self._lease.folder),
-            "group": self.name,
-            "topics": self.topics,
-            "commit": self._commit,
-            "settings": self._settings | {"client.id": name} | instance,
-        }
-        self._tell()
+        own = self._settings | {"client.id": name} | instance
+        given = {"topics": self.topics, "commit": self._commit, "settings": own}
         argv = [sys.executable, "-P", "-u", reports.__file__, json.dumps(given)]
-        process._spawn(argv, self._lease.folder)
-        self._members[name], self._heard.owned[name] = process, set()
-        self._ended.pop(name, None)
-        self._report("started", name, {"pid": process.pid})
+        self._owned[name] = set()
+        self._members[name] = Process(self._lease, f"member-{name}", name, argv)
+        self._ended.discard(name)
+        self._report("started", name, {"pid": self._members[name].pid})
 
     def stop(self, member: str) -> None:
         """Ask a member to leave (SIGTERM): it finishes its record; others take over at once.
 
         A static member ends without leaving: it is expected back until its session is over.
         """
-        self._end(self._begin(member), "stopped")
+        process = self._begin(member)
+        process.stop(5 + self._work_ms.get(member, self._work_ms[""]) / 1000)
+        self._report_end(process)
 
     def kill(self, member: str) -> None:
         """End a member as a power cut would (SIGKILL): the group misses it after its session."""
-        self._end(self._begin(member), "killed")
+        process = self._begin(member)
+        with self._lock:  # or else _refresh, in another thread, takes it for a death of its own
+            process.kill()
+            self._ended.add(member)
+        self._report_end(process)
 
-    def _end(self, process: Process, kind: str) -> None:
-        self._leaving.add(process.name)
-        try:
-            if kind == "stopped":
-                ms = self._work_ms.get(process.name, self._work_ms[""])
-                process.stop(within=5 if self._closed else 5 + ms / 1000)
-                if process.exit_code == -signal.SIGKILL:  # it took too long
-                    kind = "killed"
-            else:
-                process.kill()
-            self._ended[process.name] = ""
-            self._report(kind, process.name)
-        finally:
-            self._leaving.discard(process.name)
+    def _report_end(self, process: Process) -> None:
+        self._ended.add(process.name)
+        killed = process.exit_code == -signal.SIGKILL  # also if it took too long to stop
+        self._report("killed" if killed else "stopped", process.name)
 
     def freeze(self, member: str) -> None:
         """Stop a member in its tracks (SIGSTOP): after its session, others own its partitions."""
@@ -180,68 +189,101 @@ class Group:
 
     def slow(self, member: str, ms: float) -> None:
         """Have a member work for so many milliseconds on each record from now on."""
-        process = self._begin(member)
-        if not process.alive:
-            raise LabError(f"cannot slow {member!r}: it is dead", f"group.add({member!r}) first")
-        self._work_ms[member] = options.milliseconds("ms", ms)
-        self._tell()
+        self._begin(member)
+        check(work_ms=ms)
+        self._work_ms[member] = ms
+        self._tell([])
         self._report("slowed", member, {"ms": ms})
+
+    def show(self) -> View:
+        """Show who owns what and how far it has read, live, with buttons that break it."""
+        return show_group(self)
+
+    def close(self) -> None:
+        """End the group: every member leaves politely, or is killed if it takes too long."""
+        if not self._closed:
+            self._closed = True
+            with suppress(LabError, OSError), ThreadPoolExecutor(50) as pool:  # the lab may be gone
+                list(pool.map(self._dismiss, self._members.values()))
+        self._asker.close()
+
+    def _dismiss(self, process: Process) -> None:
+        if process.alive:
+            process.stop(5) if process.state == "running" else process.kill()
+            self._report_end(process)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # --- waiting and predicting -------------------------------------------------------------------
 
     def wait_until_stable(self, timeout: float = 30) -> None:
-        """Wait until every partition has an owner that runs, and each owner knows that it is."""
-        self._begin()
+        """Wait until every partition has an owner that runs, and each owner knows that it is.
+
+        Predictions are compared now, if there was a rebalance since.
+        """
 
         def problem() -> str:
-            self._check_open()
+            self._begin()
             if not self._running():
-                why = "".join(f"\n{text}" for text in self._ended.values() if text)
-                raise LabError(f"no member of {self.name!r} is running{why}", "group.add() one")
-            return self._look()[0]
+                what = f"no member of {self.name!r} is running"
+                raise LabError(what, "group.add() one; the group (just type its name) shows why")
+            state, members = self._described()
+            unrest = self._unrest(state, members)
+            if not unrest:
+                for prediction in self._predictions:
+                    prediction._compare(members)
+            return unrest
 
         wait_until(problem, timeout, LOOK_AGAIN)
-        self._settle()
+
+    def _described(self) -> tuple[str, Described]:
+        """Return the group's state and its members, as the coordinator sees them."""
+        told = self._asker.describe(self._cluster._living_addresses(), self.name)
+        if told is None:
+            return "UNKNOWN", {}
+        members = {}
+        for id, client, has, shall in told["members"]:
+            members[id] = (client, _places(has), _places(has if shall is None else shall))
+        return told["state"], members
+
+    def _unrest(self, state: str, members: Described) -> str:
+        """Say what is still missing for the group to be stable, or nothing."""
+        running = Counter(self._running())  # and what the coordinator knows, they have reported
+        # Only ours are counted: a consumer of a cell's may take part as well.
+        clients = Counter(m for m, *_ in members.values() if self._own_name.fullmatch(m))
+        if missing := running - clients:
+            return f"{self.name!r} waits for {', '.join(missing)} to join"
+        if gone := clients - running:
+            return f"{self.name!r} still counts on {', '.join(gone)}, until its session is over"
+        if state != "STABLE":
+            return f"{self.name!r} is in state {state}"
+        for client, has, shall in members.values():
+            if not has == shall == self._owned.get(client, has):
+                return f"{client} does not have yet what it shall own"
+        unowned = set(self._partitions()) - set(_owners(members))
+        return f"{self.name!r} has no owner for {_names(unowned)}" if unowned else ""
 
     def predict(self, owners: dict[Any, str]) -> Prediction:
         """Keep a guess of who will own which partition, and compare it after the next rebalance."""
         self._begin()
-        if not isinstance(owners, dict) or not owners:
-            raise LabError(
-                f"{owners!r} predicts nothing",
-                f'give partitions and members, for example {{0: "{self.name}-1"}}',
-            )
-        guess = {self._partition(partition): member for partition, member in owners.items()}
-        for member in guess.values():
-            if not re.fullmatch(rf"{re.escape(self.name)}-[1-9]\d*", str(member)):
-                raise self._unknown(member)
+        check(owners=owners)
+        known, guess = self._partitions(), {}
         detail: dict[str, dict[str, str]] = {}
-        for (topic, partition), member in guess.items():
-            detail.setdefault(topic, {})[str(partition)] = member
+        for given, member in owners.items():
+            place = given if isinstance(given, tuple) else (self.topics[0], given)
+            if place not in known:
+                what = f"{self.name!r} reads no partition {given!r}"
+                raise LabError(what, f"the partitions are: {_names(known)}")
+            guess[place] = member
+            detail.setdefault(place[0], {})[str(place[1])] = member
         self._report("predicted", None, detail)
-        prediction = Prediction(guess, (self._heard.rebalances, self._clients()), self._settle)
+        prediction = Prediction(guess, self._described()[1])
         self._predictions.append(prediction)
         return prediction
-
-    def _settle(self) -> None:
-        waiting = [p for p in self._predictions if p.actual is None]
-        if waiting and not self._closed and not self._cluster._closed:
-            self._refresh()
-            problem, owners = self._look()
-            for prediction in waiting:
-                if not problem and prediction.made_at != (self._heard.rebalances, self._clients()):
-                    prediction.actual = owners
-
-    def _clients(self) -> list[str]:
-        described = stability.describe(self._cluster, self.name)
-        return sorted(member.client_id for member in described.members) if described else []
-
-    def _look(self) -> tuple[str, dict[Partition, str]]:
-        described = stability.describe(self._cluster, self.name)
-        running = self._running()  # after the question: what was answered, they have reported
-        partitions = set(self._partitions())
-        problem = stability.unrest(described, self.name, running, self._heard, partitions)
-        return problem, stability.owners_of(described)
 
     # --- resetting --------------------------------------------------------------------------------
 
@@ -250,144 +292,107 @@ class Group:
     ) -> pd.DataFrame:
         """Move the group's committed offsets; members that run seek there and commit it themselves.
 
-        ``by``: so many records on, or back if negative. ``to``: "earliest", "latest" or offsets
-        {partition: offset}. ``at``: the first record since a datetime, or seconds since 1970.
+        ``by``: so many records on, or back if negative. ``to``: "earliest" or "latest". ``at``: the
+        first record since a datetime, or seconds since 1970.
         """
         self._begin()
-        resets.check(by, to, at)
-        before = resets.committed(self._cluster, self.name)
-        if isinstance(to, dict):
-            to = {self._partition(partition): offset for partition, offset in to.items()}
-        targets = resets.targets(self._cluster, self._partitions(), before, by, to, at)
-        if self._running():
-            self._reset_by_members(targets, timeout)
-        else:  # refused while the group counts on a member that was killed: not for long
-            wait_until(lambda: resets.alter(self._cluster, self.name, targets), timeout, LOOK_AGAIN)
-        rows = [(*p, before.get(p), target) for p, target in targets.items()]
-        table = pd.DataFrame(rows, columns=["topic", "partition", "before", "after"])
-        return table.astype({"before": "Int64", "after": "Int64"})
-
-    def _reset_by_members(self, targets: dict[Partition, int], timeout: float) -> None:
-        with self._lock:
-            self._refresh()
-            self._heard.reset.clear()
-            self._targets = targets
-            self._tell()
+        place = place_to_reset_to(by, to, at)
+        self._reset.clear()
+        # It subscribes to nothing, so it is no member of the group.
+        outsider = Consumer({"bootstrap.servers": self._cluster.bootstrap, "group.id": self.name})
+        targets: list[Target] = []
 
         def problem() -> str:
-            self._refresh()
-            left = [f"{t}-{p}" for t, p in targets if (t, p) not in self._heard.reset]
-            return f"no member has reset {', '.join(left)}" if left else ""
+            try:
+                if not targets:
+                    targets.extend(target(outsider, *p, **place) for p in self._partitions())
+                    self._tell(targets)
+                if not self._running():  # refused while the group counts on one: not for long
+                    asked = [TopicPartition(t, p, after) for t, p, _, after in targets]
+                    done = outsider.commit(offsets=asked, asynchronous=False)
+                    return "".join(f"{p.error}; " for p in done if p.error)
+            except KafkaException as error:
+                return f"{self.name!r} cannot be reset: {error.args[0].str()}"
+            left = {(topic, p) for topic, p, *_ in targets} - self._reset
+            return f"no member has reset {_names(left)}" if left else ""
 
         try:
             wait_until(problem, timeout, LOOK_AGAIN)
         finally:
-            self._targets = {}  # whoever starts later is not meant
-            self._tell()
-
-    # --- the end ----------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """End the group: every member leaves politely, or is killed if it takes too long."""
-        if self._closed:
-            return
-        self._closed = True
-        with suppress(LabError):  # the lab may be gone already
-            self._refresh()
-            living = [p for name, p in self._members.items() if name not in self._ended]
-            threads = [
-                threading.Thread(target=self._farewell, args=[process]) for process in living
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-    def _farewell(self, process: Process) -> None:
-        with suppress(LabError, OSError):  # the lab may end just now
-            self._end(process, "stopped" if process.state == "running" else "killed")
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+            outsider.close()
+            self._tell([])  # whoever starts later is not meant
+        table = pd.DataFrame(targets, columns=["topic", "partition", "before", "after"])
+        return table.astype({"before": "Int64", "after": "Int64"})
 
     # --- members and what they report -------------------------------------------------------------
 
     def _begin(self, member: Any = None) -> Any:
-        # What every verb does first; predictions are about the rebalance before this one's.
-        self._check_open()
-        self._refresh()
-        self._settle()
-        return None if member is None else self._process(member)
-
-    def _check_open(self) -> None:
+        """Do what every verb does first, and return the process of the member in question."""
         self._cluster._check_open()
         if self._closed:
-            raise LabError(
-                f"the group {self.name!r} is closed",
-                f"start it again: cluster.group({self.name!r}, …)",
-            )
-
-    def _process(self, member: Any) -> Process:
-        if member not in self._members:
-            raise self._unknown(member)
-        return self._members[member]
-
-    def _unknown(self, member: Any) -> LabError:
-        return LabError(
-            f"{self.name!r} has no member {member!r}{nearest(str(member), self._members)}",
-            f"its members are: {', '.join(self._members)}",
-        )
+            to_do = f"start it again: cluster.group({self.name!r}, …)"
+            raise LabError(f"the group {self.name!r} is closed", to_do)
+        self._refresh()
+        if member is not None and member not in self._members:
+            what = f"{self.name!r} has no member {member!r}{nearest(str(member), self._members)}"
+            raise LabError(what, f"its members are: {', '.join(self._members)}")
+        return self._members.get(member)
 
     def _partitions(self) -> list[Partition]:
         topics = self._cluster._metadata().topics
         return [(t, p) for t in self.topics if t in topics for p in sorted(topics[t].partitions)]
 
-    def _partition(self, given: Any) -> Partition:
-        known = self._partitions()
-        found = given if isinstance(given, tuple) else (self.topics[0], given)
-        if found not in known or isinstance(given, bool):
-            raise LabError(
-                f"{self.name!r} reads no partition {given!r}",
-                f"the partitions are: {', '.join(f'{t}-{p}' for t, p in known)}",
-            )
-        return found
-
     def _running(self) -> list[str]:
-        processes = self._refresh()
-        return [n for n in self._members if processes[f"member-{n}"]["state"] == "running"]
-
-    def _own(self, name: str) -> list[Partition]:
-        return [] if name in self._ended else sorted(self._heard.owned[name])
+        self._refresh()
+        return [name for name, process in self._members.items() if process.state == "running"]
 
     def _report(self, kind: str, member: str | None, detail: Any = None) -> None:
         reports.report(self._lease.folder, self.name, kind, member, detail or {})
 
-    def _tell(self) -> None:
-        orders = {
-            "work_ms": self._work_ms,
-            "reset": [(*partition, offset) for partition, offset in self._targets.items()],
-        }
+    def _tell(self, targets: list[Target]) -> None:
+        """Give the members their orders: how long to work, and which offsets to reset to."""
+        reset = [(topic, partition, after) for topic, partition, _, after in targets]
+        orders = {"at": time.time_ns(), "work_ms": self._work_ms, "reset": reset}
         file = self._lease.folder / f"orders-{self.name}.json"
         file.with_suffix(".new").write_text(json.dumps(orders))
         file.with_suffix(".new").replace(file)
 
-    def _refresh(self) -> dict[str, Any]:
-        """Read what was reported since, notice who has died, and return the guard's processes."""
+    def _refresh(self) -> None:
+        """Take in what members have reported since, and report who has died."""
         with self._lock:
-            processes: dict[str, Any] = self._lease.ask("status")["processes"]
-            self._heard.listen()
-            for name in set(self._members) - set(self._ended) - self._leaving:
-                code = processes[f"member-{name}"]["exit"]
-                if code is not None:
-                    # By a signal it was ended from outside; else its output says what it was.
-                    self._ended[name] = self._members[name].output.strip() if code > 0 else ""
-                    self._report("died", name, {"exit": code})
-        return processes
+            *lines, self._unread = (self._unread + self._reports.read()).split(b"\n")
+            for told in map(json.loads, lines):
+                if told["group"] == self.name and told["member"] in self._owned:
+                    self._note(**told)
+            for name, process in self._members.items():
+                if name not in self._ended and process.exit_code:  # with 0, it said itself: left
+                    self._ended.add(name)
+                    self._report("died", name, {"exit": process.exit_code})
+
+    def _note(self, kind: str, member: str, detail: Any, **_: Any) -> None:
+        if kind in ("assigned", "revoked", "lost", "reset"):
+            places = {(topic, int(p)) for topic, partitions in detail.items() for p in partitions}
+            if kind == "reset":
+                self._reset |= places
+                return
+            # What is assigned to one is no more another's, whatever a frozen one believes.
+            for name in self._owned if kind == "assigned" else [member]:
+                self._owned[name] -= places
+            if kind == "assigned":
+                self._owned[member] |= places
+
+
+def _name(place: Partition) -> str:
+    return f"{place[0]}-{place[1]}"
+
+
+def _names(places: Iterable[Partition]) -> str:
+    return ", ".join(map(_name, sorted(places)))
+
+
+def _places(listed: list[Any]) -> set[Partition]:
+    return {(topic, partition) for topic, partition in listed}
+
+
+def _owners(members: Described) -> dict[Partition, str]:
+    return {place: client for client, has, _ in members.values() for place in has}

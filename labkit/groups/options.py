@@ -1,126 +1,100 @@
-"""What a group can be asked for: each option checked, and the members' settings made from them."""
+"""What a group can be asked for: each value checked, and what it means to Kafka."""
 
 from __future__ import annotations
 
-import math
 import re
-import time
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import TopicPartition
 
-from labkit.cluster.cluster import KNOWN_WITHIN, Cluster
 from labkit.errors import LabError, nearest
 
-MOST_MEMBERS = 50  # a member takes some 30 MB; more teach nothing that fifty do not
+Target = tuple[str, int, int | None, int]  # topic, partition, offset before, offset after
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+COMMITS = ["after", "before", "auto"]
 ASSIGNORS = {  # the first is what you get unless you say
     "classic": ["range", "roundrobin", "cooperative-sticky"],
     "consumer": ["uniform", "range"],
 }
-COMMITS = ["after", "before", "auto"]
-OPTIONS = ["assignor", "protocol", "static", "work_ms", "commit", "config"]
+SETTINGS = {  # of every member's client
+    "auto.offset.reset": "earliest",
+    "auto.commit.interval.ms": 500,
+    "topic.metadata.refresh.interval.ms": 1000,  # added partitions are noticed soon
+    "coordinator.query.interval.ms": 1000,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 500,
+    "socket.timeout.ms": 6000,  # a frozen broker is given up before a learner does
+    "log_level": 2,
+}
+CLASSIC = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 300}
+CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {  # what fits, and what to give
+    "name": (lambda v: isinstance(v, str) and NAME.fullmatch(v), "letters, digits, dots, dashes"),
+    "topics": (lambda v: isinstance(v, list) and v, 'one or a list, such as "orders"'),
+    "members": (lambda v: type(v) is int and 1 <= v <= 50, "a whole number from 1 to 50"),
+    "work_ms": (lambda v: isinstance(v, (int, float)) and v >= 0, "milliseconds, such as 100"),
+    "owners": (lambda v: isinstance(v, dict) and v, 'partitions and members: {0: "shipping-1"}'),
+    "by": (lambda v: type(v) is int, "a number of records, such as -100"),
+    "at": (lambda v: isinstance(v, (int, float, datetime)), "a datetime, or seconds since 1970"),
+}
 
 
-def settings(
-    bootstrap: str, name: str, protocol: str, assignor: str, commit: str, config: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the settings of every member's client, and refuse those that it would refuse."""
-    classic = {
-        "partition.assignment.strategy": assignor,
-        "session.timeout.ms": 3000,
-        "heartbeat.interval.ms": 300,
-    }
-    server_side = {"group.protocol": "consumer", "group.remote.assignor": assignor}
-    auto = {"enable.auto.commit": True, "auto.commit.interval.ms": 500}
-    wanted = {
-        "bootstrap.servers": bootstrap,
-        "group.id": name,
-        "auto.offset.reset": "earliest",
-        "topic.metadata.refresh.interval.ms": 1000,  # added partitions are noticed soon
-        "coordinator.query.interval.ms": 1000,
-        "reconnect.backoff.ms": 50,
-        "reconnect.backoff.max.ms": 500,
-        "socket.timeout.ms": 6000,  # a frozen broker is given up before a learner does
-        "log_level": 2,
-    }
-    wanted |= classic if protocol == "classic" else server_side
-    wanted |= (auto if commit == "auto" else {"enable.auto.commit": False}) | config
-    try:
-        Consumer(wanted | {"bootstrap.servers": "", "log_level": 0}).close()  # it meets no broker
-    except (KafkaException, TypeError, ValueError) as error:
-        why = error.args[0].str() if isinstance(error, KafkaException) else error
-        raise LabError(
-            f"no member can start with config={config!r}: {why}",
-            "see librdkafka's CONFIGURATION.md for the names and values that there are",
-        ) from None
-    return wanted
+def check(**given: Any) -> None:
+    """Refuse a value that makes no sense."""
+    for name, value in given.items():
+        fits, wanted = CHECKS[name]
+        if not fits(value):
+            raise LabError(f"{name}={value!r} is not possible", f"give {wanted}")
 
 
-def choose(name: str, value: Any, known: list[str], where: str = "") -> None:
+def choose(name: str, value: Any, known: list[str]) -> None:
     """Refuse a value that is not one of the known words."""
     if value not in known:
-        raise LabError(
-            f"there is no {name}={value!r}{where}{nearest(str(value), known)}",
-            f"use one of: {', '.join(known)}",
-        )
+        what = f"there is no {name}={value!r}{nearest(str(value), known)}"
+        raise LabError(what, f"use one of: {', '.join(known)}")
 
 
-def check(
-    name: Any, protocol: Any, assignor: Any, static: Any, commit: Any, config: Any, unknown: Any
-) -> None:
-    """Refuse options that make no group."""
-    for word in unknown:
-        raise LabError(
-            f"group() takes no {word!r}{nearest(word, OPTIONS)}",
-            f"it takes a name, topics, members, and: {', '.join(OPTIONS)}",
-        )
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
-        raise LabError(
-            f"{name!r} is not a name for a group",
-            'give 1 to 100 letters, digits, dots, dashes or underscores, such as "shipping"',
-        )
+def settings(protocol: str, assignor: str | None, commit: str) -> dict[str, Any]:
+    """Return the settings of every member's client."""
     choose("protocol", protocol, list(ASSIGNORS))
-    if assignor is not None:
-        choose("assignor", assignor, ASSIGNORS[protocol], f" with protocol={protocol!r}")
     choose("commit", commit, COMMITS)
-    if not isinstance(static, bool):
-        raise LabError(f"static={static!r} is neither True nor False", "give one of them")
-    if config is not None and not isinstance(config, dict):
-        raise LabError(
-            f"config={config!r} is not a dictionary",
-            'give names and values, for example config={"fetch.max.bytes": 1000}',
-        )
+    assignor = assignor or ASSIGNORS[protocol][0]
+    choose(f"protocol={protocol!r} with assignor", assignor, ASSIGNORS[protocol])
+    if protocol == "classic":
+        own = CLASSIC | {"partition.assignment.strategy": assignor}
+    else:
+        own = {"group.protocol": protocol, "group.remote.assignor": assignor}
+    return SETTINGS | own | {"enable.auto.commit": commit == "auto"}
 
 
-def check_count(value: Any, living: int) -> None:
-    """Refuse what is not a number of members to start, beside those that live."""
-    most = MOST_MEMBERS - living
-    if type(value) is not int or not 1 <= value <= most:
-        beside = f" beside the {living} that there are" if living else ""
-        raise LabError(
-            f"{value!r} is not a number of members to start{beside}",
-            f"give a whole number from 1 to {most}, for example 1" if most else "stop some first",
-        )
+def place_to_reset_to(by: Any, to: Any, at: Any) -> dict[str, Any]:
+    """Return the one that is given of the places that a reset can go to."""
+    given = {name: v for name, v in [("by", by), ("to", to), ("at", at)] if v is not None}
+    if len(given) != 1:
+        what = f"reset() goes to one place, not to {given or 'none'}"
+        raise LabError(what, 'give one of: by=-100, to="earliest", at=a datetime')
+    if to is not None:
+        choose("to", to, ["earliest", "latest"])
+    else:
+        check(**given)
+    return given
 
 
-def milliseconds(name: str, value: Any) -> float:
-    """Return a time to work, if it is one."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
-        raise LabError(
-            f"{name}={value!r} is not a time to work", f"give milliseconds, for example {name}=100"
-        )
-    return float(value)
-
-
-def check_topics(cluster: Cluster, topics: Any) -> list[str]:
-    """Return the topics as a list, if there are such topics."""
-    names = [topics] if isinstance(topics, str) else topics
-    if not isinstance(names, list) or not names:
-        raise LabError(f"topics={topics!r} names no topic", 'give some, such as topics="orders"')
-    deadline = time.monotonic() + KNOWN_WITHIN
-    while missing := [name for name in names if name not in cluster._metadata().topics]:
-        if time.monotonic() > deadline:
-            raise cluster._unknown_topic(str(missing[0]))
-        time.sleep(0.05)
-    return names
+def target(
+    consumer: Any, topic: str, partition: int, by: int = 0, to: str = "", at: Any = None
+) -> Target:
+    """Return where a partition's committed offset is, and where it goes within the log."""
+    (place,) = consumer.committed([TopicPartition(topic, partition)], 5)
+    start, end = consumer.get_watermark_offsets(place, 5)
+    before = place.offset if place.offset >= 0 else None
+    if at is not None:
+        place.offset = int(1000 * (at.timestamp() if isinstance(at, datetime) else at))
+        (found,) = consumer.offsets_for_times([place], 5)
+        after = found.offset if found.offset >= 0 else end
+    elif to:
+        after = start if to == "earliest" else end
+    else:
+        after = (start if before is None else before) + by
+    return topic, partition, before, min(max(after, start), end)

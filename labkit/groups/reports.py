@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,67 +24,57 @@ def report(folder: Path, group: str, kind: str, member: str | None, detail: Any)
     """Append what happened to the lab's reports, as one line in one write."""
     line = {"group": group, "kind": kind, "member": member, "at": time.time_ns() // 1_000_000}
     text = json.dumps(line | {"epoch": None, "detail": detail})
-    file = os.open(folder / "reports.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(file, text.encode() + b"\n")
-    finally:
-        os.close(file)
-
-
-def offsets_of(partitions: Any) -> dict[str, dict[str, int]]:
-    """Return the offsets in a client's list of partitions: by topic, then by partition."""
-    found: dict[str, dict[str, int]] = {}
-    for p in partitions:
-        if p.error is None and p.offset >= 0:
-            found.setdefault(p.topic, {})[str(p.partition)] = p.offset
-    return found
+    with (folder / "reports.jsonl").open("ab", buffering=0) as file:
+        file.write(text.encode() + b"\n")
 
 
 class Lab:
     """A member's link to its parent: reports go out, orders come in."""
 
-    def __init__(self, folder: Path, group: str, member: str) -> None:
-        self.work_ms = 0.0
-        self.stopping = False
-        self._folder, self._group, self._member = folder, group, member
-        self._orders_file = folder / f"orders-{group}.json"
-        self._orders_read = (0, 0)  # which orders we know: when written, and where
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.work_ms, self.stopping = 0.0, False
+        self._folder = folder
+        self._group, self._member = settings["group.id"], settings["client.id"]
+        self._auto = settings["enable.auto.commit"]
+        self._eager = settings.get("partition.assignment.strategy") in ("range", "roundrobin")
+        self._orders = ""  # as last read
         self._targets: dict[tuple[str, int], int] = {}  # what is left of a reset
-        self._positions: dict[tuple[str, int], int] = {}
+        self._told: dict[tuple[str, int], int] = {}  # how far we are, as last reported
         self._looked = 0.0
         self._trouble = ""
+        # What a consumer calls when partitions come and go.
+        self.assigned = partial(self._report_change, "assigned")
+        self.revoked = partial(self._report_change, "revoked")
+        self.lost = partial(self._report_change, "lost")  # taken while we were away
 
     def report(self, kind: str, detail: Any) -> None:
         """Report something about this member."""
         report(self._folder, self._group, kind, self._member, detail)
 
-    def assigned(self, consumer: Any, partitions: Any) -> None:
-        """Report partitions that are ours from now on."""
-        self._report_change("assigned", partitions)
-
-    def revoked(self, consumer: Any, partitions: Any) -> None:
-        """Report partitions that we give up."""
-        self._report_change("revoked", partitions)
-
-    def lost(self, consumer: Any, partitions: Any) -> None:
-        """Report partitions that were taken from us while we were away."""
-        self._report_change("lost", partitions)
-
-    def _report_change(self, kind: str, partitions: Any) -> None:
+    def _report_change(self, kind: str, consumer: Any, partitions: Any) -> None:
         detail: dict[str, list[int]] = {}
         for p in sorted(partitions, key=lambda p: (p.topic, p.partition)):
             detail.setdefault(p.topic, []).append(p.partition)
-            self._positions.pop((p.topic, p.partition), None)
+            self._told.pop((p.topic, p.partition), None)
         self.report(kind, detail)
+
+    def _report_offsets(self, kind: str, partitions: Any) -> bool:
+        detail: dict[str, dict[str, int]] = {}
+        for p in partitions:
+            if p.error is None and p.offset >= 0:
+                detail.setdefault(p.topic, {})[str(p.partition)] = p.offset
+                self._told[p.topic, p.partition] = p.offset
+        if detail:
+            self.report(kind, detail)
+        return bool(detail)
 
     def committed(self, partitions: Any) -> None:
         """Report offsets that the broker has taken."""
         for p in partitions:
             if p.error is not None:
                 self.trouble(p.error)
-        if detail := offsets_of(partitions):
+        if self._report_offsets("committed", partitions):
             self._trouble = ""
-            self.report("committed", detail)
 
     def auto_committed(self, error: Any, partitions: Any) -> None:
         """Report what the client has committed by itself."""
@@ -108,64 +99,59 @@ class Lab:
             self._reset(consumer)
         if time.monotonic() - self._looked > POSITION_EVERY:
             self._looked = time.monotonic()
-            self._report_positions(consumer)
+            positions = consumer.position(consumer.assignment())
+            moved = [p for p in positions if self._told.get((p.topic, p.partition)) != p.offset]
+            self._report_offsets("position", moved)
         return not self.stopping
 
     def _read_orders(self) -> None:
-        try:
-            file = os.stat(self._orders_file)
-            if (file.st_mtime_ns, file.st_ino) != self._orders_read:
-                self._orders_read = (file.st_mtime_ns, file.st_ino)
-                orders = json.loads(self._orders_file.read_text())
-                self.work_ms = orders["work_ms"].get(self._member, orders["work_ms"][""])
-                self._targets = {(t, p): offset for t, p, offset in orders["reset"]}
-        except FileNotFoundError:
-            pass  # the lab is being removed, and we with it
+        text = (self._folder / f"orders-{self._group}.json").read_text()
+        if text != self._orders:
+            self._orders, orders = text, json.loads(text)
+            self.work_ms = orders["work_ms"].get(self._member, orders["work_ms"][""])
+            self._targets = {(t, p): offset for t, p, offset in orders["reset"]}
 
     def _reset(self, consumer: Any) -> None:
-        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka import KafkaException
 
-        ours = {(p.topic, p.partition) for p in consumer.assignment()}
-        for topic, partition in ours & set(self._targets):
-            target = TopicPartition(topic, partition, self._targets[topic, partition])
-            try:
-                consumer.seek(target)
-                done = offsets_of(consumer.commit(offsets=[target], asynchronous=False))
-            except KafkaException:
-                continue  # not fetched from yet, or a rebalance is under way: at the next turn
-            if done:
-                del self._targets[topic, partition]
-                self._positions[topic, partition] = target.offset
-                self.report("reset", done)
-
-    def _report_positions(self, consumer: Any) -> None:
-        moved: dict[str, dict[str, int]] = {}
-        for topic, partitions in offsets_of(consumer.position(consumer.assignment())).items():
-            for partition, offset in partitions.items():
-                if self._positions.get((topic, int(partition))) != offset:
-                    self._positions[topic, int(partition)] = offset
-                    moved.setdefault(topic, {})[partition] = offset
-        if moved:
-            self.report("position", moved)
+        own = consumer.position(consumer.assignment())
+        moved = [p for p in own if (p.topic, p.partition) in self._targets]
+        for p in moved:
+            p.offset = self._targets[p.topic, p.partition]
+        try:
+            if not self._auto:
+                for p in moved:
+                    consumer.seek(p)
+            # Auto-commit would go on with what was read before, if these were not given anew.
+            elif self._eager:
+                consumer.assign(own)
+            else:
+                consumer.incremental_unassign(moved)
+                consumer.incremental_assign(moved)
+            done = consumer.commit(offsets=moved, asynchronous=False) if moved else []
+        except KafkaException:
+            return  # not fetched from yet, or a rebalance is under way: at the next turn
+        self._report_offsets("reset", done)
+        for p in done:
+            if p.error is None:
+                del self._targets[p.topic, p.partition]
 
 
 def main() -> None:
     """Be a member, as the parent says on the command line."""
     given = json.loads(sys.argv[1])
-    lab = Lab(Path(given["folder"]), given["group"], given["settings"]["client.id"])
+    settings = given["settings"]
+    lab = Lab(Path.cwd(), settings)
     signal.signal(signal.SIGTERM, lambda *_: setattr(lab, "stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the notebook
-    settings = given["settings"]
     if given["commit"] == "auto":
         settings["on_commit"] = lab.auto_committed
     try:
         consume = runpy.run_path(str(Path(__file__).with_name("member.py")))["consume"]
         consume(settings, given["topics"], given["commit"], lab)
-    except Exception as error:
-        assert error.__traceback__
-        trace = traceback.format_exception(error.with_traceback(error.__traceback__.tb_next))
-        print("".join(trace), file=sys.stderr, flush=True)
-        lab.report("failed", {"error": "".join(trace)})
+    except Exception:
+        print(traceback.format_exc(), file=sys.stderr, flush=True)
+        lab.report("failed", {"error": traceback.format_exc()})
         os._exit(1)  # as a crash: without a polite word to the group
     lab.report("left", {})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -88,29 +88,31 @@ class Tables:
 
     def offsets(self, group: str | None = None) -> pd.DataFrame:
         """Return group, topic, partition, start, committed, position, end, lag, at."""
-        rows = []
-        for g in self._chosen(group):
-            owners: dict[Place, set[str | None]] = {}
-            for (topic, partition), names in g.owners.items():
-                owners.setdefault((self.ids.get(topic, topic), partition), set()).update(names)
-            owned = {p for p, names in owners.items() if names != {None} and g.protocol != "share"}
-            for place in sorted(set(g.committed) | owned):
-                if place[0] in self.deleted:
-                    continue
-                offset, at, _ = g.committed.get(place, (None, None, None))
-                position, member = g.position.get(place, (None, None))
-                if member not in owners.get(place, ()):
-                    position = None
-                start, end = self.logs.get(place, (None, None))
-                known = [n for n in (offset, position, end) if n is not None]
-                end = max(known) if end is not None else None  # a commit may be newer than a sample
-                lag = end - offset if end is not None and offset is not None else None
-                rows.append((g.name, *place, start, offset, position, end, lag, at))
+        rows = [(g.name, *row) for g in self._chosen(group) for row in self.progress(g)]
         columns = ["group", "topic", "partition", "start", "committed", "position", "end", "lag"]
         table = pd.DataFrame(rows, columns=[*columns, "at"])
         for column in columns[3:]:
             table[column] = table[column].astype("Int64")
         return table.assign(at=_times(table["at"]))
+
+    def progress(self, g: Group) -> Iterator[tuple[Any, ...]]:
+        """Yield topic, partition, start, committed, position, end, lag, at of one group."""
+        owners: dict[Place, set[str | None]] = {}
+        for (topic, partition), names in g.owners.items():
+            owners.setdefault((self.ids.get(topic, topic), partition), set()).update(names)
+        owned = {p for p, names in owners.items() if names != {None} and g.protocol != "share"}
+        for place in sorted(set(g.committed) | owned):
+            if place[0] in self.deleted:
+                continue
+            offset, at, _ = g.committed.get(place, (None, None, None))
+            position, member = g.position.get(place, (None, None))
+            if member not in owners.get(place, ()):
+                position = None
+            start, end = self.logs.get(place, (None, None))
+            known = [n for n in (offset, position, end) if n is not None]
+            end = max(known) if end is not None else None  # a commit may be newer than a sample
+            lag = end - offset if end is not None and offset is not None else None
+            yield (*place, start, offset, position, end, lag, at)
 
     def ownership(self, group: str | None = None) -> pd.DataFrame:
         """Return group, topic, partition, member, since, until, state, oldest first."""

@@ -46,6 +46,7 @@ class Group:
     # What members and their parents reported: at, kind, and the places it is about, if not all.
     reports: dict[str, list[list[Any]]] = field(default_factory=dict)
     marks: list[list[Any]] = field(default_factory=list)  # at, what happened, member or epoch
+    guess: dict[str, str] = field(default_factory=dict)  # a prediction: partition to member
     read: int = -1  # the place in the log of the newest record about members
     clock: int = 0  # its time, which never goes back, as brokers' clocks may
 
@@ -168,15 +169,26 @@ class Group:
         elif kind in ("assigned", "revoked", "lost"):
             places = [(topic, p) for topic, ps in (detail or {}).items() for p in ps]
             self.reports.setdefault(member, []).append([at, kind, places])
+        elif kind == "predicted":
+            self.guess = {
+                f"{topic}-{partition}": owner
+                for topic, owners in (detail or {}).items()
+                for partition, owner in owners.items()
+            }
         elif kind in (*ENDED, *RESUMED, "frozen"):
             self.reports.setdefault(member, []).append([at, kind, None])
 
     # --- tables -----------------------------------------------------------------------------------
 
-    def spans(self, names: dict[str, str], begin: int) -> Iterator[Row]:
+    def spans(
+        self, names: dict[str, str], begin: int, only: set[Place] | None = None
+    ) -> Iterator[Row]:
         """Yield topic, partition, member, since, until, state: the history of every partition."""
-        spans = [[p, *span] for p, past in self.past.items() for span in past if span[3] > begin]
-        for place, owners in self.owners.items():
+        wanted = self.past.keys() | self.owners.keys() if only is None else only
+        spans = []
+        for place in wanted:
+            spans += [[place, *span] for span in self.past.get(place, ()) if span[3] > begin]
+            owners = self.owners.get(place, {})
             spans += [[place, member, *span, None] for member, span in owners.items()]
         spans = [[(names.get(topic, topic), p), *span] for (topic, p), *span in spans]
         spans.sort(key=lambda span: (span[0], span[2], span[1] is not None))
@@ -310,8 +322,8 @@ def fold(
     elif kind in ("epoch", "share epoch"):
         group.epoch = epoch
         group.marks.append([at, "epoch", str(epoch)])
-    elif member is not None and not kind.endswith("target") and kind != "regular expression":
-        group.report(kind, member, detail, at)
+    elif log_offset is None:
+        group.report(kind, member or "", detail, at)
 
 
 _BY_PLACE = ("committed", "position", "owners", "past")

@@ -7,8 +7,8 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from labkit.errors import LabError
 from labkit.progress import Progress
+from labkit.views.live import View
 from labkit.watch import log, session, trace
 from labkit.watch.decode import batch_of, decode
 from labkit.watch.fold import WINDOW, Tables
@@ -52,6 +53,7 @@ class Watch:
         self._stream_problem: LabError | None = None  # why Spark cannot read, as long as it cannot
         self._retry_at = 0.0
         self._caught_up = False
+        self._views: list[View] = []
         self._hurry = 0  # rounds that someone waits for
         self._rounds = 0
         self._closing = threading.Event()
@@ -93,8 +95,7 @@ class Watch:
 
     def wait_until_current(self, timeout: float = CURRENT_WITHIN) -> None:
         """Wait until all that was in the offsets topic at the call, and a new sample, are in."""
-        if self.closed:
-            raise LabError("this watch is closed", "open a new one with cluster.watch()")
+        self._check_open()
         deadline = time.monotonic() + timeout
         ends: dict[int, int] | None = None
         rounds: int | None = None
@@ -123,6 +124,28 @@ class Watch:
         """Write what was seen to one small file, which ``labkit.open`` reads anywhere."""
         with self._lock:
             return self._history.save(Path(path))
+
+    def show(self, group: str | None = None, **options: Any) -> View:
+        """Show who owns what, live, for one group or for all."""
+        self._check_open()
+        view = View(self._still, group, **options)
+        self._views.append(view)
+        return view
+
+    def playback(self, group: str | None = None) -> View:
+        """Show what was seen so far, with a slider: go back, step, play it again."""
+        view = View(self._still, group, past=True)
+        self._views.append(view)
+        return view
+
+    @contextmanager
+    def _still(self) -> Iterator[Tables]:
+        with self._lock:
+            yield self._tables
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise LabError("this watch is closed", "open a new one with cluster.watch()")
 
     def __repr__(self) -> str:
         with self._lock:
@@ -158,6 +181,8 @@ class Watch:
             with suppress(Exception):  # whatever Spark has to say about a stream that we stop
                 self._query.stop()
         self._tail.close()
+        for view in self._views:
+            view.end()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     # --- the stream -------------------------------------------------------------------------------

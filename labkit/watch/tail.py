@@ -11,9 +11,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from labkit.watch.decode import batch_of, decode
+from labkit.watch.group import Place
 from labkit.watch.log import OFFSETS
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Tail:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._readers: dict[int, Consumer] = {}
+        self._askers: dict[str, Consumer] = {}
         self._pending: dict[int, list[dict[str, Any]]] = {}
         self.ahead: dict[int, int] = defaultdict(lambda: -1)  # up to where membership was taken
 
@@ -61,18 +63,21 @@ class Tail:
         return batch_of(found)
 
     def _reader(self, partition: int, begin: int) -> Consumer:
+        reader = self._client("labkit-watch")
+        reader.assign([TopicPartition(OFFSETS, partition, begin)])
+        return reader
+
+    def _client(self, group: str) -> Consumer:
         settings = {
             "bootstrap.servers": self._cluster._living_addresses(),
-            "group.id": "labkit-watch",  # the client wants one; it joins nothing, commits nothing
+            "group.id": group,  # it joins nothing and commits nothing
             "enable.auto.commit": False,
             "isolation.level": "read_uncommitted",
             "log_level": 0,
             "error_cb": lambda error: None,
         }
         security = {k: v for k, v in self._cluster._client.items() if k != "bootstrap.servers"}
-        reader = Consumer(settings | security)
-        reader.assign([TopicPartition(OFFSETS, partition, begin)])
-        return reader
+        return Consumer(settings | security)
 
     def _new_events(self, partition: int) -> list[dict[str, Any]]:
         records = self._readers[partition].consume(10_000, timeout=0.2)
@@ -89,7 +94,10 @@ class Tail:
     def _confirmed(self, partition: int) -> list[dict[str, Any]]:
         """Return the commits that count by now; those that they replaced wait no longer."""
         waiting = self._pending[partition]
-        known = {group: self._committed(group) for group in {event["group"] for event in waiting}}
+        places: dict[str, set[Place]] = defaultdict(set)
+        for event in waiting:
+            places[event["group"]].add((event["topic"], event["partition"]))
+        known = {group: self._committed(group, asked) for group, asked in places.items()}
         counts: dict[Any, dict[str, Any]] = {}
         for event in waiting:
             offsets, place = known[event["group"]], (event["topic"], event["partition"])
@@ -103,23 +111,21 @@ class Tail:
         ]
         return sorted(counts.values(), key=lambda event: int(event["log_offset"]))
 
-    def _committed(self, group: str) -> dict[tuple[str, int], int | None] | None:
+    def _committed(self, group: str, places: set[Place]) -> dict[Place, int | None] | None:
         """Return a group's offsets as its coordinator gives them, or None if it does not."""
-        admin = self._cluster._admin()
-        asked = admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group)], request_timeout=4.0
-        )
-        found: dict[tuple[str, int], int | None] = {}
+        # Not by the admin client, which can abort the process (librdkafka's issue 4605).
+        asked = [TopicPartition(*place) for place in places]
         try:
-            for place in asked[group].result().topic_partitions:
-                known = place.offset if place.offset >= 0 else None
-                found[place.topic, place.partition] = known
+            if group not in self._askers:
+                self._askers[group] = self._client(group)
+            told = self._askers[group].committed(asked, timeout=4.0)
         except KafkaException:
             return None
-        return found
+        return {(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in told}
 
     def close(self) -> None:
         """Let go of the readers."""
-        for reader in self._readers.values():
-            reader.close()
+        for client in (*self._readers.values(), *self._askers.values()):
+            client.close()
         self._readers.clear()
+        self._askers.clear()

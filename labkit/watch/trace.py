@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from labkit.errors import LabError
+from labkit.views.live import View
 from labkit.watch.decode import EVENTS
 from labkit.watch.fold import Tables
 
@@ -89,6 +90,10 @@ class Trace:
     def members(self, group: str | None = None) -> pd.DataFrame:
         """Return group, member, id, client, host, protocol, epoch (or generation), state."""
         return self._tables.members(group)
+
+    def playback(self, group: str | None = None) -> View:
+        """Show the run again, with a slider: go back, step, play."""
+        return View(lambda: nullcontext(self._tables), group, past=True)
 
     def __repr__(self) -> str:
         groups = ", ".join(sorted(self._tables.groups)) or "no groups"
