@@ -138,8 +138,8 @@ def test_every_file_link_and_target_named_is_there(page):
     endings = r"\S+(/|\.(py|md|toml|lock|yml|ipynb|png|svg))|\.?\w+/\S+"
     paths = {span for span in spans if re.fullmatch(endings, span) and "://" not in span} - MADE
     assert len(links) > 0 and len(paths) > 3
-    rooms = ("labkit", "labkit/cluster", "labkit/groups", "labkit/watch", "notebooks", "tests")
-    folders = [ROOT, *(ROOT / name for name in rooms)]
+    rooms = ("labkit", "labkit/cluster", "labkit/groups", "labkit/watch", "labkit/views")
+    folders = [ROOT, *(ROOT / name for name in (*rooms, "notebooks", "tests"))]
     missing = [path for path in links if not (ROOT / path).exists()]
     missing += [path for path in paths if not any((f / path).exists() for f in folders)]
     assert missing == []
