@@ -30,7 +30,7 @@ PROTOCOLS = {
     "cooperative": {"assignor": "cooperative-sticky"},
     "server-side": {"protocol": "consumer"},
 }
-QUIET_WITHIN = 60.0
+QUIET_WITHIN = 120.0
 
 KAFKA_PYTHON = """
 import sys
