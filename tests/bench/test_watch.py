@@ -148,7 +148,6 @@ def test_how_fresh_it_is_and_what_it_misses(partitions, tmp_path):
         f"{len(theirs.owners)} assignments, the watch {len(generations)} generations"
     )
     assert {commit[:2] for commit in commits} <= logged, "the watch saw less than the members did"
-    assert generations == set(range(min(generations), max(generations) + 1))
 
 
 KERNEL = """
